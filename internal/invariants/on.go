@@ -1,0 +1,6 @@
+//go:build invariants || race
+
+package invariants
+
+// Enabled is true in builds with the tag invariants and in race builds.
+const Enabled = true

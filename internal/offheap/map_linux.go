@@ -1,0 +1,53 @@
+//go:build linux && !race
+
+package offheap
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func roundPage(n int) uintptr {
+	return uintptr(n+AlignBytes-1) &^ (AlignBytes - 1)
+}
+
+func mapBytes(n int) ([]byte, error) {
+	want := roundPage(n)
+	size := want
+	if n >= hugeBytes {
+		// Only aligned 2 MiB can be huge: map more, cut head and tail off.
+		size += hugeBytes
+	}
+	p, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("offheap: map %d bytes: %w", n, err)
+	}
+	if n >= hugeBytes {
+		head := -uintptr(p) & (hugeBytes - 1)
+		if head > 0 {
+			if err := unix.MunmapPtr(p, head); err != nil {
+				return nil, fmt.Errorf("offheap: cut map of %d bytes: %w", n, err)
+			}
+			p = unsafe.Add(p, head)
+		}
+		if tail := size - head - want; tail > 0 {
+			if err := unix.MunmapPtr(unsafe.Add(p, want), tail); err != nil {
+				return nil, fmt.Errorf("offheap: cut map of %d bytes: %w", n, err)
+			}
+		}
+		// Advice only: a kernel without huge pages answers EINVAL, and the
+		// memory is as good, only slower.
+		_ = unix.Madvise(unsafe.Slice((*byte)(p), want), unix.MADV_HUGEPAGE)
+	}
+	return unsafe.Slice((*byte)(p), n), nil
+}
+
+func unmapBytes(b []byte) {
+	if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), roundPage(len(b))); err != nil {
+		// The kernel refuses only addresses that Map never returned.
+		panic(fmt.Sprintf("offheap: unmap %d bytes: %v", len(b), err))
+	}
+}
