@@ -1,0 +1,240 @@
+package manifest
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"fluxkv/internal/entry"
+)
+
+// SegmentKind tells the log's own segments from outputs of garbage collection.
+// The values are frozen.
+type SegmentKind uint8
+
+const (
+	// SegmentLog is a segment of the write-ahead log.
+	SegmentLog SegmentKind = 1
+	// SegmentGC is an output of garbage collection.
+	SegmentGC SegmentKind = 2
+)
+
+func (k SegmentKind) String() string {
+	switch k {
+	case SegmentLog:
+		return "log"
+	case SegmentGC:
+		return "gc"
+	}
+	return fmt.Sprintf("SegmentKind(%d)", uint8(k))
+}
+
+// AddSegment registers a segment whose file is durable.
+type AddSegment struct {
+	ID   entry.SegmentID
+	Kind SegmentKind
+	Size int64 // bytes allocated, header included
+}
+
+// SealSegment records that a segment is complete.
+type SealSegment struct {
+	ID        entry.SegmentID
+	End       uint32      // file offset behind the last group
+	Last      entry.Seqno // highest seqno in it, 0 when it holds none
+	FileBytes int64       // exact length of the file
+	Footer    bool        // the file ends in a seqno index
+}
+
+// EndSegment records where a torn segment ends (R4).
+type EndSegment struct {
+	ID   entry.SegmentID
+	End  uint32      // readers stop here
+	Last entry.Seqno // last seqno before End, 0 when there is none
+	Next entry.Seqno // first seqno that may follow
+}
+
+// Edit is one atomic change of the State. Zero fields change nothing. Within
+// one edit segments are added, then sealed, then ended, then dropped, then the
+// single values take effect.
+type Edit struct {
+	AddSegments  []AddSegment
+	SealSegments []SealSegment
+	EndSegments  []EndSegment
+	DropSegments []entry.SegmentID
+
+	ReplayFrom entry.Position // never moves back
+	NextSeqno  entry.Seqno    // floor for the next seqno; never falls
+	ClearSeqno entry.Seqno    // never falls
+	// SetPendingClear makes PendingClear (Unix nanoseconds, 0 = none) take
+	// effect.
+	SetPendingClear bool
+	PendingClear    int64
+	NextFile        uint64 // numbers below it are used up; Log.Apply fills it
+}
+
+// Field tags, frozen: they are on disk. A new kind of change takes the next
+// free one.
+const (
+	tagAddSegment   = 1
+	tagSealSegment  = 2
+	tagEndSegment   = 3
+	tagDropSegment  = 4
+	tagReplayFrom   = 5
+	tagNextSeqno    = 6
+	tagClearSeqno   = 7
+	tagPendingClear = 8
+	tagNextFile     = 9
+)
+
+// fieldBytes holds the payload length of every known tag.
+var fieldBytes = map[byte]int{
+	tagAddSegment:   13,
+	tagSealSegment:  25,
+	tagEndSegment:   24,
+	tagDropSegment:  4,
+	tagReplayFrom:   16,
+	tagNextSeqno:    8,
+	tagClearSeqno:   8,
+	tagPendingClear: 8,
+	tagNextFile:     8,
+}
+
+var le = binary.LittleEndian
+
+// Append encodes e behind dst.
+func (e *Edit) Append(dst []byte) []byte {
+	field := func(tag byte) {
+		dst = append(dst, tag)
+		dst = binary.AppendUvarint(dst, uint64(fieldBytes[tag]))
+	}
+	for _, s := range e.AddSegments {
+		field(tagAddSegment)
+		dst = le.AppendUint32(dst, uint32(s.ID))
+		dst = append(dst, byte(s.Kind))
+		dst = le.AppendUint64(dst, uint64(s.Size))
+	}
+	for _, s := range e.SealSegments {
+		field(tagSealSegment)
+		dst = le.AppendUint32(dst, uint32(s.ID))
+		dst = le.AppendUint32(dst, s.End)
+		dst = le.AppendUint64(dst, uint64(s.Last))
+		dst = le.AppendUint64(dst, uint64(s.FileBytes))
+		footer := byte(0)
+		if s.Footer {
+			footer = 1
+		}
+		dst = append(dst, footer)
+	}
+	for _, s := range e.EndSegments {
+		field(tagEndSegment)
+		dst = le.AppendUint32(dst, uint32(s.ID))
+		dst = le.AppendUint32(dst, s.End)
+		dst = le.AppendUint64(dst, uint64(s.Last))
+		dst = le.AppendUint64(dst, uint64(s.Next))
+	}
+	for _, id := range e.DropSegments {
+		field(tagDropSegment)
+		dst = le.AppendUint32(dst, uint32(id))
+	}
+	if e.ReplayFrom != (entry.Position{}) {
+		field(tagReplayFrom)
+		dst = le.AppendUint32(dst, uint32(e.ReplayFrom.Segment))
+		dst = le.AppendUint32(dst, e.ReplayFrom.Offset)
+		dst = le.AppendUint64(dst, uint64(e.ReplayFrom.Seqno))
+	}
+	if e.NextSeqno != 0 {
+		field(tagNextSeqno)
+		dst = le.AppendUint64(dst, uint64(e.NextSeqno))
+	}
+	if e.ClearSeqno != 0 {
+		field(tagClearSeqno)
+		dst = le.AppendUint64(dst, uint64(e.ClearSeqno))
+	}
+	if e.SetPendingClear {
+		field(tagPendingClear)
+		dst = le.AppendUint64(dst, uint64(e.PendingClear))
+	}
+	if e.NextFile != 0 {
+		field(tagNextFile)
+		dst = le.AppendUint64(dst, e.NextFile)
+	}
+	return dst
+}
+
+// DecodeEdit decodes the edit of one record. Errors name the place within b;
+// an unknown tag matches ErrVersion, everything else is damage or a bug of the
+// writer. b is not kept.
+func DecodeEdit(b []byte) (Edit, error) {
+	var e Edit
+	seen := [256]bool{}
+	for at := 0; at < len(b); {
+		tag := b[at]
+		length, n := binary.Uvarint(b[at+1:])
+		if n <= 0 || length > uint64(len(b)-at-1-n) {
+			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: length runs past the record", tag, at)
+		}
+		p := b[at+1+n:][:length]
+		want, known := fieldBytes[tag]
+		if !known {
+			return Edit{}, fmt.Errorf("field with unknown tag %d at byte %d of the edit: %w", tag, at, ErrVersion)
+		}
+		if len(p) != want {
+			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: %d bytes, want %d", tag, at, len(p), want)
+		}
+		if tag >= tagReplayFrom && seen[tag] {
+			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: given twice", tag, at)
+		}
+		seen[tag] = true
+		if err := e.decodeField(tag, p); err != nil {
+			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: %w", tag, at, err)
+		}
+		at += 1 + n + len(p)
+	}
+	return e, nil
+}
+
+// decodeField takes over one field of a known tag and the right length.
+func (e *Edit) decodeField(tag byte, p []byte) error {
+	switch tag {
+	case tagAddSegment:
+		s := AddSegment{ID: entry.SegmentID(le.Uint32(p)), Kind: SegmentKind(p[4]), Size: int64(le.Uint64(p[5:]))}
+		if s.Kind != SegmentLog && s.Kind != SegmentGC {
+			return fmt.Errorf("segment %06d: kind %d", s.ID, p[4])
+		}
+		e.AddSegments = append(e.AddSegments, s)
+	case tagSealSegment:
+		s := SealSegment{ID: entry.SegmentID(le.Uint32(p)), End: le.Uint32(p[4:]), Last: entry.Seqno(le.Uint64(p[8:])),
+			FileBytes: int64(le.Uint64(p[16:])), Footer: p[24] == 1}
+		if p[24] > 1 {
+			return fmt.Errorf("segment %06d: footer mark %d", s.ID, p[24])
+		}
+		e.SealSegments = append(e.SealSegments, s)
+	case tagEndSegment:
+		e.EndSegments = append(e.EndSegments, EndSegment{ID: entry.SegmentID(le.Uint32(p)), End: le.Uint32(p[4:]),
+			Last: entry.Seqno(le.Uint64(p[8:])), Next: entry.Seqno(le.Uint64(p[16:]))})
+	case tagDropSegment:
+		e.DropSegments = append(e.DropSegments, entry.SegmentID(le.Uint32(p)))
+	case tagReplayFrom:
+		e.ReplayFrom = entry.Position{Segment: entry.SegmentID(le.Uint32(p)), Offset: le.Uint32(p[4:]), Seqno: entry.Seqno(le.Uint64(p[8:]))}
+		if e.ReplayFrom == (entry.Position{}) {
+			return fmt.Errorf("empty position")
+		}
+	case tagNextSeqno:
+		e.NextSeqno = entry.Seqno(le.Uint64(p))
+		if e.NextSeqno == 0 {
+			return fmt.Errorf("seqno 0")
+		}
+	case tagClearSeqno:
+		e.ClearSeqno = entry.Seqno(le.Uint64(p))
+		if e.ClearSeqno == 0 {
+			return fmt.Errorf("seqno 0")
+		}
+	case tagPendingClear:
+		e.SetPendingClear, e.PendingClear = true, int64(le.Uint64(p))
+	case tagNextFile:
+		e.NextFile = le.Uint64(p)
+		if e.NextFile == 0 {
+			return fmt.Errorf("number 0")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,271 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sort"
+
+	"fluxkv/internal/entry"
+)
+
+// Segment is one registered segment of the log.
+type Segment struct {
+	ID   entry.SegmentID
+	Kind SegmentKind
+	Size int64 // bytes allocated when it was registered
+
+	// Sealed: complete; End, Last, FileBytes and Footer are set.
+	// Ended: torn, with a recorded end (R4); End, Last and Next are set.
+	// Never both. Neither: it may still be written.
+	Sealed, Ended bool
+	End           uint32
+	Last          entry.Seqno
+	Next          entry.Seqno
+	FileBytes     int64
+	Footer        bool
+}
+
+// State is what the edits of a manifest add up to. It is immutable: its slices
+// are shared between states and must not be written.
+type State struct {
+	Segments       []Segment // by ascending id
+	ReplayFrom     entry.Position
+	NextSeqno      entry.Seqno // at least 1
+	ClearSeqno     entry.Seqno // 0: nothing was cleared
+	PendingClear   int64       // Unix nanoseconds, 0: none
+	NextFileNumber uint64      // at least 1
+
+	// Manifest is the number of the file that holds this state; it is not
+	// part of an edit.
+	Manifest uint64
+}
+
+// emptyState is what the first record of a manifest is applied to.
+func emptyState() State { return State{NextSeqno: 1, NextFileNumber: 1} }
+
+// Segment returns the registered segment of this id.
+func (st *State) Segment(id entry.SegmentID) (Segment, bool) {
+	if i, ok := st.find(id); ok {
+		return st.Segments[i], true
+	}
+	return Segment{}, false
+}
+
+func (st *State) find(id entry.SegmentID) (int, bool) {
+	return sort.Find(len(st.Segments), func(i int) int {
+		switch s := st.Segments[i].ID; {
+		case id < s:
+			return -1
+		case id > s:
+			return 1
+		}
+		return 0
+	})
+}
+
+// Apply returns the state after e; st is unchanged. An edit that contradicts
+// st gives an error that names the contradiction and matches ErrInvalidEdit.
+func (st State) Apply(e *Edit) (State, error) {
+	next := st
+	next.Segments = slices.Clone(st.Segments)
+	if err := next.apply(e); err != nil {
+		return State{}, fmt.Errorf("%w: %w", ErrInvalidEdit, err)
+	}
+	if err := Validate(next); err != nil {
+		return State{}, fmt.Errorf("%w: %w", ErrInvalidEdit, err)
+	}
+	return next, nil
+}
+
+// apply changes st, whose Segments it owns.
+func (st *State) apply(e *Edit) error {
+	for _, a := range e.AddSegments {
+		i, taken := st.find(a.ID)
+		if taken {
+			return fmt.Errorf("segment %06d added twice", a.ID)
+		}
+		if a.Kind == SegmentLog {
+			// Replay reads log segments in the order of their ids; one that
+			// slips in front of a written one would change history.
+			for _, s := range st.Segments[i:] {
+				if s.Kind == SegmentLog {
+					return fmt.Errorf("log segment %06d added after %06d", a.ID, s.ID)
+				}
+			}
+		}
+		st.Segments = slices.Insert(st.Segments, i, Segment{ID: a.ID, Kind: a.Kind, Size: a.Size})
+		st.NextFileNumber = max(st.NextFileNumber, uint64(a.ID)+1)
+	}
+	for _, s := range e.SealSegments {
+		seg, err := st.open(s.ID, "sealed")
+		if err != nil {
+			return err
+		}
+		seg.Sealed, seg.End, seg.Last, seg.FileBytes, seg.Footer = true, s.End, s.Last, s.FileBytes, s.Footer
+	}
+	for _, s := range e.EndSegments {
+		seg, err := st.open(s.ID, "ended")
+		if err != nil {
+			return err
+		}
+		seg.Ended, seg.End, seg.Last, seg.Next = true, s.End, s.Last, s.Next
+		st.NextSeqno = max(st.NextSeqno, s.Next)
+	}
+	for _, id := range e.DropSegments {
+		i, ok := st.find(id)
+		if !ok {
+			return fmt.Errorf("segment %06d dropped, but it is not registered", id)
+		}
+		st.Segments = slices.Delete(st.Segments, i, i+1)
+	}
+	if p := e.ReplayFrom; p != (entry.Position{}) {
+		old := st.ReplayFrom
+		if p.Segment < old.Segment || p.Segment == old.Segment && p.Offset < old.Offset || p.Seqno < old.Seqno {
+			return fmt.Errorf("replay-from moves back from %v to %v", old, p)
+		}
+		st.ReplayFrom = p
+	}
+	if s := e.NextSeqno; s != 0 {
+		if s < st.NextSeqno {
+			return fmt.Errorf("next seqno falls from %d to %d", st.NextSeqno, s)
+		}
+		st.NextSeqno = s
+	}
+	if s := e.ClearSeqno; s != 0 {
+		if s < st.ClearSeqno {
+			return fmt.Errorf("clear seqno falls from %d to %d", st.ClearSeqno, s)
+		}
+		st.ClearSeqno = s
+	}
+	if e.SetPendingClear {
+		st.PendingClear = e.PendingClear
+	}
+	if n := e.NextFile; n != 0 {
+		if n < st.NextFileNumber {
+			return fmt.Errorf("next file number falls from %d to %d", st.NextFileNumber, n)
+		}
+		st.NextFileNumber = n
+	}
+	return nil
+}
+
+// open returns a segment that is registered and neither sealed nor ended.
+func (st *State) open(id entry.SegmentID, verb string) (*Segment, error) {
+	i, ok := st.find(id)
+	if !ok {
+		return nil, fmt.Errorf("segment %06d %s, but it is not registered", id, verb)
+	}
+	if s := &st.Segments[i]; !s.Sealed && !s.Ended {
+		return s, nil
+	}
+	return nil, fmt.Errorf("segment %06d %s, but its end is recorded already", id, verb)
+}
+
+// edit returns the edit that makes st out of the empty state.
+func (st *State) edit() Edit {
+	e := Edit{
+		ReplayFrom:      st.ReplayFrom,
+		NextSeqno:       st.NextSeqno,
+		ClearSeqno:      st.ClearSeqno,
+		SetPendingClear: st.PendingClear != 0,
+		PendingClear:    st.PendingClear,
+		NextFile:        st.NextFileNumber,
+	}
+	for _, s := range st.Segments {
+		e.AddSegments = append(e.AddSegments, AddSegment{ID: s.ID, Kind: s.Kind, Size: s.Size})
+		switch {
+		case s.Sealed:
+			e.SealSegments = append(e.SealSegments, SealSegment{ID: s.ID, End: s.End, Last: s.Last, FileBytes: s.FileBytes, Footer: s.Footer})
+		case s.Ended:
+			e.EndSegments = append(e.EndSegments, EndSegment{ID: s.ID, End: s.End, Last: s.Last, Next: s.Next})
+		}
+	}
+	return e
+}
+
+// segmentBytesMax bounds a segment file: offsets in it are u32.
+const segmentBytesMax = 1<<32 - 1
+
+// Validate checks that st is consistent in itself. The error names the first
+// contradiction.
+func Validate(st State) error {
+	lastLog := entry.Seqno(0)
+	for i, s := range st.Segments {
+		switch {
+		case s.ID == 0:
+			return fmt.Errorf("segment with id 0")
+		case i > 0 && st.Segments[i-1].ID >= s.ID:
+			return fmt.Errorf("segment %06d out of order", s.ID)
+		case uint64(s.ID) >= st.NextFileNumber:
+			return fmt.Errorf("segment %06d: next file number is only %d", s.ID, st.NextFileNumber)
+		case s.Kind != SegmentLog && s.Kind != SegmentGC:
+			return fmt.Errorf("segment %06d: kind %d", s.ID, s.Kind)
+		case s.Size <= 0 || s.Size > segmentBytesMax:
+			return fmt.Errorf("segment %06d: size %d", s.ID, s.Size)
+		case s.Sealed && s.Ended:
+			return fmt.Errorf("segment %06d: both sealed and ended", s.ID)
+		case s.Last > entry.MaxSeqno || s.Next > entry.MaxSeqno:
+			return fmt.Errorf("segment %06d: seqno above the maximum", s.ID)
+		case s.Sealed && (s.End == 0 || int64(s.End) > s.FileBytes || s.FileBytes > segmentBytesMax):
+			return fmt.Errorf("segment %06d: sealed at %d in a file of %d bytes", s.ID, s.End, s.FileBytes)
+		case s.Ended && (s.End == 0 || int64(s.End) > s.Size):
+			return fmt.Errorf("segment %06d: ends at %d in a file of %d bytes", s.ID, s.End, s.Size)
+		case s.Ended && s.Next <= s.Last:
+			return fmt.Errorf("segment %06d: last seqno %d, but %d follows", s.ID, s.Last, s.Next)
+		}
+		if s.Kind == SegmentLog && (s.Sealed || s.Ended) && s.Last != 0 {
+			if s.Last <= lastLog {
+				return fmt.Errorf("log segment %06d: last seqno %d is not above %d of an earlier one", s.ID, s.Last, lastLog)
+			}
+			lastLog = s.Last
+		}
+	}
+	if p := st.ReplayFrom; p != (entry.Position{}) {
+		s, ok := st.Segment(p.Segment)
+		switch {
+		case !ok || s.Kind != SegmentLog:
+			return fmt.Errorf("replay-from %v: no such log segment is registered", p)
+		case p.Seqno == 0 || p.Seqno > entry.MaxSeqno:
+			return fmt.Errorf("replay-from %v: seqno out of range", p)
+		case (s.Sealed || s.Ended) && p.Offset > s.End:
+			return fmt.Errorf("replay-from %v: segment ends at %d", p, s.End)
+		case !s.Sealed && int64(p.Offset) > s.Size:
+			return fmt.Errorf("replay-from %v: segment has %d bytes", p, s.Size)
+		}
+	}
+	switch {
+	case st.NextSeqno == 0 || st.NextSeqno > entry.MaxSeqno:
+		return fmt.Errorf("next seqno %d out of range", st.NextSeqno)
+	case st.ClearSeqno > entry.MaxSeqno:
+		return fmt.Errorf("clear seqno %d out of range", st.ClearSeqno)
+	case st.NextFileNumber == 0 || st.NextFileNumber > 1<<62:
+		return fmt.Errorf("next file number %d out of range", st.NextFileNumber)
+	}
+	return nil
+}
+
+// CheckFiles asks size for the length of every registered segment's file and
+// compares (M8): a sealed one has exactly its recorded length, an ended one
+// reaches its end, any other has bytes at all. name gives the name that errors
+// show. A file that is missing or has another length is a *CorruptError; other
+// errors of size are returned as they are.
+func CheckFiles(st State, name func(Segment) string, size func(Segment) (int64, error)) error {
+	for _, s := range st.Segments {
+		n, err := size(s)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return corruptf(name(s), 0, "registered in %s, but missing", Name(st.Manifest))
+		case err != nil:
+			return fmt.Errorf("size of %s: %w", name(s), err)
+		case s.Sealed && n != s.FileBytes:
+			return corruptf(name(s), min(n, s.FileBytes), "%d bytes long, %s recorded %d", n, Name(st.Manifest), s.FileBytes)
+		case s.Ended && n < int64(s.End):
+			return corruptf(name(s), n, "%d bytes long, %s recorded its end at %d", n, Name(st.Manifest), s.End)
+		case n == 0:
+			return corruptf(name(s), 0, "empty, but registered in %s", Name(st.Manifest))
+		}
+	}
+	return nil
+}
