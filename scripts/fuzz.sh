@@ -1,0 +1,16 @@
+#!/bin/bash
+# Runs every fuzzer of the module for the given time, one after another.
+#   scripts/fuzz.sh 60s
+set -euo pipefail
+cd "$(dirname "$0")/.."
+duration="${1:-60s}"
+count=0
+for package in $(go list ./...); do
+    for fuzzer in $(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true); do
+        echo "== $package $fuzzer, $duration"
+        go test -run '^$' -fuzz "^$fuzzer\$" -fuzztime "$duration" "$package"
+        count=$((count + 1))
+    done
+done
+echo "$count fuzzers ran for $duration each"
+[ "$count" -gt 0 ]

@@ -1,0 +1,41 @@
+#!/bin/bash
+# Installs, if missing, the Debian packages that tests with real clients need.
+# Quiet when there is nothing to do.
+set -euo pipefail
+
+missing=()
+need() { # command package
+    command -v "$1" >/dev/null 2>&1 || missing+=("$2")
+}
+need memccat libmemcached-tools
+need memcached memcached # the peer of comparisons
+need strace strace
+need python3 python3
+python3 -c 'import bmemcached' >/dev/null 2>&1 || missing+=(python3-binary-memcached)
+
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "the tests drive real clients; please install: ${missing[*]}" >&2
+    exit 1
+fi
+root=()
+if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null 2>&1; then
+        echo "neither root nor sudo; please install: ${missing[*]}" >&2
+        exit 1
+    fi
+    root=(sudo)
+fi
+
+log="$(mktemp)"
+trap 'rm -f "$log"' EXIT
+apt() {
+    if ! "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" >"$log" 2>&1 </dev/null; then
+        echo "apt-get $* failed:" >&2
+        cat "$log" >&2
+        exit 1
+    fi
+}
+apt update
+apt install --no-install-recommends "${missing[@]}"
