@@ -10,8 +10,8 @@ need() { # command package
 need memccat libmemcached-tools
 need memcached memcached # the peer of comparisons
 need strace strace
-need python3 python3
-python3 -c 'import bmemcached' >/dev/null 2>&1 || missing+=(python3-binary-memcached)
+# Debian's own interpreter sees Debian's modules; another python3 in PATH may not.
+/usr/bin/python3 -c 'import bmemcached' >/dev/null 2>&1 || missing+=(python3 python3-binary-memcached)
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 
