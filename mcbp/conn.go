@@ -1,0 +1,388 @@
+package mcbp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// inputBytes is the read buffer of a connection that has input.
+	inputBytes = 64 << 10
+	// slowestBytesPerSecond is what a peer must manage, on top of the fixed
+	// part of a deadline.
+	slowestBytesPerSecond = 64 << 10
+	// lingerTime and lingerBytes bound how long a closing connection takes
+	// input it will not look at: closing with unread input resets the
+	// connection, and a reset destroys answers under way.
+	lingerTime  = 250 * time.Millisecond
+	lingerBytes = 1 << 20
+)
+
+// input is a read buffer: buf[start:end] has arrived and is not done.
+type input struct {
+	buf        []byte
+	start, end int
+}
+
+// armed says what the read deadline that is set is for.
+type armed uint8
+
+const (
+	armedNone  armed = iota
+	armedIdle        // the next request
+	armedFrame       // the rest of a started frame
+)
+
+// conn is one connection and the goroutine that serves it: read, pass, wait,
+// write, in turn. It is the only writer of its socket.
+type conn struct {
+	srv *Server
+	nc  net.Conn
+	raw syscall.RawConn
+	ses session
+
+	in       *input // nil while nothing is pending
+	reserved int64  // of srv.buffers, for in
+	need     int    // length of the frame at the front of in, as far as known
+
+	readFn, writeFn func(fd uintptr) bool // bound once: no closure a call
+	readN           int
+	readErr         error
+	writeRest       []byte
+	writeErr        error
+	readArmed       armed
+	writeArmed      bool
+
+	// mu guards draining, and setting the read deadline, which draining has
+	// the last word on. It is held for a system call at most.
+	mu       sync.Mutex
+	draining bool
+}
+
+func newConn(s *Server, nc net.Conn) (*conn, error) {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("mcbp: %T has no descriptor", nc)
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{srv: s, nc: nc, raw: raw, ses: session{readsMax: runReadsMax}}
+	c.readFn, c.writeFn = c.tryRead, c.tryWrite
+	return c, nil
+}
+
+// serve runs the connection to its end.
+func (c *conn) serve() {
+	defer c.end()
+	for {
+		if err := c.read(); err != nil {
+			c.logEnd(err)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				c.linger()
+			}
+			return
+		}
+		if !c.answer() {
+			return
+		}
+		if !c.makeRoom() {
+			return
+		}
+	}
+}
+
+// end closes the socket and gives everything back.
+func (c *conn) end() {
+	c.nc.Close()
+	c.srv.buffers.Release(c.reserved)
+	c.reserved = 0
+	if c.in != nil {
+		c.releaseInput()
+	}
+}
+
+// answer runs passes until what has arrived is done, and reports whether the
+// connection goes on. A panic in the protocol's own code costs the connection
+// that brought it about; one in the store means that memory cannot be trusted,
+// and ends the process.
+func (c *conn) answer() (goOn bool) {
+	p := c.srv.pipelines.Get().(*pipeline)
+	defer func() {
+		cause := recover()
+		if cause == nil {
+			p.recycle()
+			c.srv.pipelines.Put(p)
+			return
+		}
+		p.release()
+		if p.inEngine {
+			panic(cause)
+		}
+		c.srv.opts.Logf("connection closed: panic in a pass: %v\n%s", cause, debug.Stack())
+		goOn = false
+	}()
+	for {
+		in := c.in.buf[c.in.start:c.in.end]
+		skip := c.ses.skip
+		r := p.pass(&c.ses, in)
+		if int64(r.consumed) > skip {
+			c.disarmRead(armedFrame) // the frame that it was for is whole
+		}
+		if len(p.out) > 0 {
+			if err := c.durable(p, &r); err != nil {
+				p.refuseAll(&c.ses, in[:r.consumed], err)
+			}
+			if err := c.write(p.out); err != nil {
+				c.logEnd(err)
+				return false
+			}
+			p.srv.counters[bytesWritten].Add(uint64(len(p.out)))
+		}
+		p.release()
+		c.in.start += r.consumed
+		c.need = r.need
+		if r.close {
+			c.linger()
+			return false
+		}
+		if !r.more {
+			return true
+		}
+		if r.memory > 0 {
+			if !c.srv.waitMemory(r.memory) {
+				return false
+			}
+			p.reserved = r.memory
+		}
+	}
+}
+
+func (c *conn) durable(p *pipeline, r *passResult) error {
+	if r.wait == 0 {
+		return nil
+	}
+	p.inEngine = true
+	err := c.srv.db.WaitDurable(r.wait)
+	p.inEngine = false
+	return err
+}
+
+// makeRoom readies the input for the next read: nothing pending, no buffer;
+// else the pending bytes go to the front of a buffer that has room. It returns
+// false when the server closes.
+func (c *conn) makeRoom() bool {
+	in := c.in
+	pending := in.end - in.start
+	if pending == 0 {
+		c.releaseInput()
+		return true
+	}
+	if len(in.buf) > inputBytes && pending < inputBytes && c.need <= inputBytes {
+		small := c.srv.inputs.Get().(*input)
+		small.start, small.end = 0, copy(small.buf, in.buf[in.start:in.end])
+		c.releaseInput()
+		c.in = small
+		return true
+	}
+	if pending < len(in.buf) {
+		if in.start > 0 && (in.start+c.need > len(in.buf) || in.end == len(in.buf)) {
+			in.end = copy(in.buf, in.buf[in.start:in.end])
+			in.start = 0
+		}
+		return true
+	}
+	// The buffer is full of one frame: it grows by what has arrived, never to
+	// what was announced.
+	size := min(2*len(in.buf), c.need)
+	if !c.srv.waitMemory(int64(size) - c.reserved) {
+		return false
+	}
+	c.reserved = int64(size)
+	large := &input{buf: make([]byte, size)}
+	large.end = copy(large.buf, in.buf[in.start:in.end])
+	if len(in.buf) == inputBytes {
+		c.srv.inputs.Put(in)
+	}
+	c.in = large
+	return true
+}
+
+// releaseInput gives the buffer back; a grown one goes to the collector.
+func (c *conn) releaseInput() {
+	in := c.in
+	c.in = nil
+	if len(in.buf) == inputBytes {
+		in.start, in.end = 0, 0
+		c.srv.inputs.Put(in)
+	}
+	c.srv.buffers.Release(c.reserved)
+	c.reserved = 0
+}
+
+// read waits for input and appends it to c.in, which it takes from the pool
+// only when there is something to put into it.
+func (c *conn) read() error {
+	c.readN, c.readErr = 0, nil
+	if err := c.raw.Read(c.readFn); err != nil {
+		return err
+	}
+	if c.readErr != nil {
+		return c.readErr
+	}
+	if c.readN == 0 {
+		return io.EOF
+	}
+	c.in.end += c.readN
+	c.disarmRead(armedIdle)
+	return nil
+}
+
+// tryRead is called when the socket may be readable; false waits until it is.
+func (c *conn) tryRead(fd uintptr) bool {
+	idle := c.in == nil
+	if idle {
+		c.in = c.srv.inputs.Get().(*input)
+	}
+	for {
+		n, err := syscall.Read(int(fd), c.in.buf[c.in.end:])
+		switch err {
+		case nil:
+			c.readN = n
+			return true
+		case syscall.EINTR:
+			continue
+		case syscall.EAGAIN:
+			if idle {
+				c.releaseInput()
+			}
+			c.armRead()
+			return false
+		}
+		c.readErr = os.NewSyscallError("read", err)
+		return true
+	}
+}
+
+// armRead sets the deadline of a read that must wait: for the rest of a
+// started frame, which has one deadline as a whole, or for the next request.
+func (c *conn) armRead() {
+	if c.in != nil || c.ses.refusing {
+		if c.readArmed != armedFrame {
+			c.setReadDeadline(armedFrame, c.srv.opts.FrameTimeout+slowest(int64(c.need)+c.ses.skip))
+		}
+	} else if d := c.srv.opts.IdleTimeout; d > 0 {
+		c.setReadDeadline(armedIdle, d)
+	}
+}
+
+// disarmRead takes a deadline back that was met: it must not strike later,
+// while nobody waits for input.
+func (c *conn) disarmRead(a armed) {
+	if c.readArmed == a {
+		c.setReadDeadline(armedNone, 0)
+	}
+}
+
+func (c *conn) setReadDeadline(a armed, d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.draining {
+		return
+	}
+	c.readArmed = a
+	var at time.Time
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	c.nc.SetReadDeadline(at)
+}
+
+// slowest is the time that n bytes take at the lowest rate a peer may have.
+func slowest(n int64) time.Duration {
+	return time.Duration(n) * time.Second / slowestBytesPerSecond
+}
+
+// write sends b, and blocks as long as the peer does not take it, up to a
+// deadline. Nothing is read meanwhile.
+func (c *conn) write(b []byte) error {
+	c.writeRest, c.writeErr = b, nil
+	err := c.raw.Write(c.writeFn)
+	c.writeRest = nil
+	if c.writeArmed {
+		c.nc.SetWriteDeadline(time.Time{})
+		c.writeArmed = false
+	}
+	if err != nil {
+		return err
+	}
+	return c.writeErr
+}
+
+// tryWrite is called when the socket may be writable; false waits until it is.
+func (c *conn) tryWrite(fd uintptr) bool {
+	for len(c.writeRest) > 0 {
+		n, err := syscall.Write(int(fd), c.writeRest)
+		switch err {
+		case nil:
+			c.writeRest = c.writeRest[n:]
+		case syscall.EINTR:
+		case syscall.EAGAIN:
+			if !c.writeArmed {
+				c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.WriteTimeout + slowest(int64(len(c.writeRest)))))
+				c.writeArmed = true
+			}
+			return false
+		default:
+			c.writeErr = os.NewSyscallError("write", err)
+			return true
+		}
+	}
+	return true
+}
+
+// drain ends the connection when the pass in progress is answered.
+func (c *conn) drain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.draining = true
+	c.nc.SetReadDeadline(time.Unix(1, 0))
+}
+
+// linger says that no more will be sent and takes input for a moment, so that
+// the last answers reach the peer.
+func (c *conn) linger() {
+	half, ok := c.nc.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return
+	}
+	c.mu.Lock()
+	c.nc.SetReadDeadline(time.Now().Add(lingerTime))
+	c.mu.Unlock()
+	io.CopyN(io.Discard, c.nc, lingerBytes)
+}
+
+// logEnd logs an end that an operator may want to know about. A peer that
+// leaves, or is told to at shutdown, is none.
+func (c *conn) logEnd(err error) {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		select {
+		case <-c.srv.done:
+		default:
+			c.srv.logEvent("connection %v closed: no progress before its deadline", c.nc.RemoteAddr())
+		}
+		return
+	}
+	c.srv.logEvent("connection %v closed: %v", c.nc.RemoteAddr(), err)
+}

@@ -1,0 +1,3 @@
+package mcbp
+
+func (p *pipeline) stat(*session) {}
