@@ -1,0 +1,108 @@
+package wal
+
+import (
+	"errors"
+	"path"
+
+	"fluxkv/internal/entry"
+)
+
+// tailSearch looks behind the first place without an intact group for
+// evidence that what is missing there was durable (design R11). A header that
+// is valid by its own sum is evidence by its Durable field; PrevLast is none,
+// because a group can reach the device before its predecessor.
+type tailSearch struct {
+	*scan
+	name    string // file of the end candidate
+	off     int64
+	missing entry.Seqno
+	data    bool // something other than zeros was seen
+}
+
+// searchTail decides about the end candidate at off of f: nil when the log
+// ends there, a *CorruptError when it is damaged.
+func (s *scan) searchTail(f *openedSegment, off int64, later []ScanSegment) error {
+	t := &tailSearch{scan: s, name: f.name, off: off, missing: s.next}
+	if err := t.segment(f, off); err != nil {
+		return err
+	}
+	for _, seg := range later {
+		if err := t.later(seg); err != nil {
+			return err
+		}
+	}
+	s.res.Clean = s.flags&GroupClose != 0 && !t.data
+	return s.checkFloor(f.name)
+}
+
+func (t *tailSearch) later(seg ScanSegment) error {
+	if seg.End != 0 {
+		// The end of a segment is recorded only when all before it is durable.
+		return t.corrupt("no intact group, but the later segment %06d has a recorded end", seg.ID)
+	}
+	f, err := t.open(seg)
+	if err != nil {
+		return err
+	}
+	defer f.file.Close()
+	return t.segment(f, int64(f.align))
+}
+
+// segment searches the blocks of f from off to its end, and its footer.
+func (t *tailSearch) segment(f *openedSegment, off int64) error {
+	reads := newReadahead(t.ctx, t.pool, f.file, off, f.length)
+	defer reads.close()
+	for {
+		b, err := reads.take()
+		if err != nil {
+			return err
+		}
+		if b == nil {
+			break
+		}
+		err = t.blocks(f, off, b)
+		b.release()
+		if err != nil {
+			return err
+		}
+	}
+	foot, err := readFooterTail(f.file, f.bytes, &t.o.Secret, f.ID)
+	switch {
+	case errors.Is(err, ErrNoFooter):
+		return nil
+	case err != nil:
+		return inFile(err, f.name)
+	case foot.Durable >= t.missing:
+		return t.corrupt("no intact group, but the footer of %s promises seqno %d", path.Base(f.name), foot.Durable)
+	}
+	return nil
+}
+
+// blocks looks at every place of one piece where a group may start.
+func (t *tailSearch) blocks(f *openedSegment, off int64, b *scanBuffer) error {
+	bytes := b.mem[b.start:b.end]
+	for at := max(0, off-b.base); at+GroupHeaderBytes <= int64(len(bytes)); at += int64(f.align) {
+		block := bytes[at:min(at+int64(f.align), int64(len(bytes)))]
+		t.data = t.data || !isZero(block)
+		place := uint32(b.base + at)
+		h, ok := DecodeGroupHeader(block, &t.o.Secret, f.ID, place)
+		if !ok {
+			continue
+		}
+		t.res.MaxSeen = max(t.res.MaxSeen, h.Last(), h.Durable, h.PrevLast)
+		if h.Durable >= t.missing {
+			return t.corrupt("no intact group, but the group at %d of %s promises seqno %d", place, path.Base(f.name), h.Durable)
+		}
+		t.res.DiscardedGroups++
+		if len(t.res.Discarded) < scanDiscardedMax {
+			t.res.Discarded = append(t.res.Discarded, Discarded{Segment: f.ID, Offset: place, First: h.First, Last: h.Last()})
+		}
+	}
+	return nil
+}
+
+func (t *tailSearch) corrupt(format string, args ...any) error {
+	e := corrupt(t.name, t.off, format, args...)
+	e.Missing = t.missing
+	return e
+}
