@@ -1,0 +1,38 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+)
+
+func TestExitStatus(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		args   string
+		status int
+		want   string // in stdout or stderr
+	}{
+		{"no command", "", exitUsage, "usage: fluxbench run"},
+		{"an unknown command", "walk", exitUsage, `unknown command "walk"`},
+		{"help", "--help", exitClean, "usage: fluxbench run"},
+		{"help of run", "run --help", exitClean, "--pipeline"},
+		{"an unknown flag", "run --fast", exitUsage, "unknown flag: --fast"},
+		{"an argument too many", "run get", exitUsage, `unexpected argument "get"`},
+		{"a bad value", "run --conns 0", exitUsage, "--conns 0"},
+		{"a bad workload", "run --workload scan", exitUsage, `workload "scan"`},
+		{"a negative size", "run --value-size -2", exitUsage, "--value-size -2"},
+		{"nobody listens", "run --addr unix:/nonexistent/socket", exitFailed, "no such file"},
+		{"no directory", "device", exitUsage, "want --dir"},
+		{"a directory that is not there", "device --dir /nonexistent", exitFailed, "no such file"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out bytes.Buffer
+			status := command(context.Background(), strings.Fields(c.args), &out, &out)
+			if status != c.status || !strings.Contains(out.String(), c.want) {
+				t.Errorf("status %d, want %d; output %q, want %q in it", status, c.status, out.String(), c.want)
+			}
+		})
+	}
+}
