@@ -85,7 +85,7 @@ func decodeFormat(name string, b []byte) (Format, error) {
 	}
 	le := binary.LittleEndian
 	if xxhash.Sum64(b[:56]) != le.Uint64(b[56:]) {
-		return Format{}, corruptf(name, 56, "checksum mismatch")
+		return Format{}, corruptf(name, 0, "checksum mismatch")
 	}
 	if v := le.Uint16(b[8:]); v != formatVersion {
 		return Format{}, versionError(name, 8, "format version %d, this program reads %d", v, formatVersion)

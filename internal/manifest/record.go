@@ -59,7 +59,7 @@ func checkHeader(name string, b []byte, secret [16]byte, number uint64) error {
 		return corruptf(name, 0, "not a fluxkv manifest (magic %q)", b[:8])
 	}
 	if sum(seed(secret, number, 0), b[:16]) != le.Uint64(b[16:]) {
-		return corruptf(name, 16, "checksum mismatch in the header")
+		return corruptf(name, 0, "checksum mismatch in the header")
 	}
 	if v := le.Uint16(b[8:]); v != manifestVersion {
 		return versionError(name, 8, "manifest version %d, this program reads %d", v, manifestVersion)

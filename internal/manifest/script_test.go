@@ -2,13 +2,18 @@ package manifest
 
 import (
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/vfs"
+	"fluxkv/internal/vfs/memfs"
 )
 
 // testSecret is the secret of every store in these tests.
@@ -104,3 +109,20 @@ func segmentName(s Segment) string { return fmt.Sprintf("log/%06d.seg", s.ID) }
 
 // sumOf returns the checksum FORMAT ends in.
 func sumOf(b []byte) []byte { return le.AppendUint64(nil, xxhash.Sum64(b)) }
+
+var (
+	epoch  = time.Unix(1700000000, 0)
+	errEIO = &os.PathError{Op: "test", Path: "disk", Err: syscall.EIO}
+)
+
+// failNext makes the next call of this kind and name fail without effect, and
+// the disk work again afterwards.
+func failNext(disk *memfs.FS, kind vfs.OpKind, pattern string, err error) {
+	disk.SetHook(func(op vfs.Op) error {
+		if op.Kind == kind && vfs.MatchName(pattern, op.Name) {
+			disk.SetHook(nil)
+			return err
+		}
+		return nil
+	})
+}
