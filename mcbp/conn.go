@@ -138,7 +138,7 @@ func (c *conn) answer() (goOn bool) {
 			c.disarmRead(armedFrame) // the frame that it was for is whole
 		}
 		if len(p.out) > 0 {
-			if err := c.durable(p, &r); err != nil {
+			if err := p.await(&r); err != nil {
 				p.refuseAll(&c.ses, in[:r.consumed], err)
 			}
 			if err := c.write(p.out); err != nil {
@@ -164,16 +164,6 @@ func (c *conn) answer() (goOn bool) {
 			p.reserved = r.memory
 		}
 	}
-}
-
-func (c *conn) durable(p *pipeline, r *passResult) error {
-	if r.wait == 0 {
-		return nil
-	}
-	p.inEngine = true
-	err := c.srv.db.WaitDurable(r.wait)
-	p.inEngine = false
-	return err
 }
 
 // makeRoom readies the input for the next read: nothing pending, no buffer;

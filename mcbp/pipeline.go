@@ -77,6 +77,9 @@ type passResult struct {
 	memory int64
 	// wait must be durable before a byte of the answers leaves; 0 = nothing.
 	wait lsm.Seqno
+	// sync: wait is for the device in any store (Sync, not WaitDurable),
+	// because a request asked for it.
+	sync bool
 	// more: complete frames remain; pass again before reading.
 	more bool
 	// close: nothing after the answers of this pass.
@@ -105,6 +108,7 @@ type pipeline struct {
 	cutAt   int   // where the pass ends early
 	memory  int64 // what is missing for the answer at cutAt
 	quitted bool
+	synced  bool // a request of this pass asked for durability
 	// leadAt and leadOut say where, in input and answers, a refusal ends whose
 	// frame began in an earlier pass.
 	leadAt, leadOut int
@@ -125,7 +129,7 @@ func newPipeline(srv *Server) *pipeline {
 // answers in p.out. The slice must not change before the pass is over.
 func (p *pipeline) pass(s *session, in []byte) (r passResult) {
 	p.in, p.out = in, p.out[:0]
-	p.written, p.memory, p.quitted = 0, 0, false
+	p.written, p.memory, p.quitted, p.synced = 0, 0, false, false
 	p.leadAt, p.leadOut = 0, 0
 	pos, whole := p.frames(s, in, &r)
 	if whole && !p.flushReads(s) {
@@ -137,7 +141,7 @@ func (p *pipeline) pass(s *session, in []byte) (r passResult) {
 	}
 	p.flushWrites(s)
 	r.consumed = pos
-	r.wait = s.high
+	r.wait, r.sync = s.high, p.synced
 	p.tally[passes]++
 	p.tally[bytesRead] += uint64(pos)
 	p.srv.counters.add(&p.tally)
@@ -220,9 +224,7 @@ func (p *pipeline) frame(s *session, framingBytes []byte) (more, whole bool) {
 	f.framing = framing{}
 	if len(framingBytes) > 0 {
 		status = f.framing.parse(framingBytes, c)
-		if status == StatusSuccess && f.durable && !p.srv.db.Durable() {
-			status = StatusDurabilityImpossible
-		}
+		p.synced = p.synced || f.durable
 	}
 	if kind == runWrite && (f.CAS != 0 || f.preserveTTL) || status != StatusSuccess {
 		kind = alone
@@ -265,6 +267,22 @@ func (p *pipeline) disorder(s *session, in []byte, pos int, r *passResult) (int,
 	}
 	r.close = true
 	return len(in), true
+}
+
+// await returns when the answers of a pass may leave. An error says that they
+// never may: refuseAll replaces them.
+func (p *pipeline) await(r *passResult) (err error) {
+	if r.wait == 0 {
+		return nil
+	}
+	p.inEngine = true
+	if r.sync {
+		err = p.srv.db.Sync(r.wait)
+	} else {
+		err = p.srv.db.WaitDurable(r.wait)
+	}
+	p.inEngine = false
+	return err
 }
 
 func (p *pipeline) flushRuns(s *session) bool {

@@ -125,6 +125,19 @@ func removeStaleSocket(path string) error {
 	return os.Remove(path)
 }
 
+// socketPath returns the first unix socket that is listened on, else "NULL" as
+// memcached says it.
+func (s *Server) socketPath() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.listeners {
+		if a, ok := l.Addr().(*net.UnixAddr); ok {
+			return a.Name
+		}
+	}
+	return "NULL"
+}
+
 // Serve accepts connections on every listener until Shutdown or Close, and
 // returns nil then; or it returns the error that ended a listener.
 func (s *Server) Serve() error {

@@ -1,3 +1,126 @@
 package mcbp
 
-func (p *pipeline) stat(*session) {}
+import (
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"fluxkv/lsm"
+)
+
+// statTextMax cuts the text of one statistic, so that it stays below the 349
+// bytes that libmemcached has room for, its name included.
+const statTextMax = 300
+
+// stat answers one packet a statistic (key = name, value = text) and an empty
+// one behind the last.
+func (p *pipeline) stat(s *session) {
+	p.tally[cmdStat]++
+	// What this pass counted so far belongs to the answer.
+	p.srv.counters.add(&p.tally)
+	switch group := string(p.f.key); group {
+	case "":
+		p.generalStats()
+	case "settings":
+		p.settingsStats()
+	case "reset":
+		p.srv.counters.reset()
+	default:
+		p.refuse(p.f.Opcode, p.f.Opaque, StatusNotFound)
+		return
+	}
+	p.succeed()
+}
+
+func (p *pipeline) statText(name, value string) {
+	p.out = appendPair(p.out, p.f.Opcode, StatusSuccess, p.f.Opaque, []byte(name), []byte(value))
+}
+
+func (p *pipeline) statUint(name string, n uint64) {
+	p.statText(name, strconv.FormatUint(n, 10))
+}
+
+func (p *pipeline) statInt(name string, n int64) {
+	p.statText(name, strconv.FormatInt(n, 10))
+}
+
+// generalStats has the names that clients and test suites read, then the
+// engine's own.
+func (p *pipeline) generalStats() {
+	srv := p.srv
+	p.inEngine = true
+	engine := srv.db.Stats()
+	p.inEngine = false
+	p.statInt("pid", int64(os.Getpid()))
+	p.statInt("uptime", int64(time.Since(srv.started)/time.Second))
+	p.statInt("time", srv.now().Unix())
+	p.statText("version", Version)
+	p.statInt("pointer_size", strconv.IntSize)
+	p.statInt("threads", int64(runtime.GOMAXPROCS(0)))
+	p.statInt("curr_connections", srv.conns.Load())
+	for i, name := range counterNames {
+		p.statUint(name, srv.counters[i].Load())
+	}
+	p.statUint("cmd_touch", 0)
+	p.statUint("evictions", 0)
+	p.engineStats(&engine)
+}
+
+func (p *pipeline) settingsStats() {
+	o := &p.srv.opts
+	p.statInt("maxconns", int64(o.MaxConns))
+	p.statText("domain_socket", p.srv.socketPath())
+	p.statText("evictions", "off")
+	p.statText("cas_enabled", "yes")
+	p.statText("flush_enabled", "yes")
+	p.statText("auth_enabled_sasl", "no")
+	p.statText("binding_protocol", "binary")
+	p.statInt("item_size_max", int64(o.MaxItemBytes))
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// engineStats has memcached's names for what the engine knows, as near as its
+// notions come, then the engine's own under the names of /stats.
+func (p *pipeline) engineStats(e *lsm.Stats) {
+	p.statInt("curr_items", e.Entries) // versions in memory, tombstones included
+	p.statInt("total_items", e.Writes)
+	p.statInt("bytes", e.WriteCacheUsed)
+	p.statInt("limit_maxbytes", e.MemQuota)
+
+	p.statText("durable", yesNo(e.Durable))
+	if e.ReadOnly != "" {
+		p.statText("read_only", e.ReadOnly[:min(len(e.ReadOnly), statTextMax)])
+	}
+	p.statUint("visible_seqno", uint64(e.VisibleSeqno))
+	p.statUint("durable_seqno", uint64(e.DurableSeqno))
+	p.statUint("clear_seqno", uint64(e.ClearSeqno))
+	p.statInt("vbuckets", int64(e.VBuckets))
+	p.statInt("kvstores", int64(e.KVStores))
+	p.statInt("user_bytes", e.UserBytes)
+	p.statInt("document_reads", e.DocumentReads)
+	p.statInt("corrupt_reads", e.CorruptReads)
+	p.statInt("update_retries", e.UpdateRetries)
+	p.statInt("write_cache_used", e.WriteCacheUsed)
+	p.statInt("write_cache_limit", e.WriteCacheLimit)
+	p.statInt("memtables", int64(e.Memtables))
+	p.statInt("slowed_writes", e.Slowed)
+	p.statInt("slowed_nanoseconds", int64(e.SlowedTime))
+	p.statInt("stalled_writes", e.Stalled)
+	p.statInt("stalled_nanoseconds", int64(e.StalledTime))
+	p.statInt("stalled_now", e.StalledNow)
+	if e.StallCause != "" {
+		p.statText("stall_cause", e.StallCause)
+	}
+	p.statInt("rejected_writes", e.Rejected)
+	p.statInt("disk_full_writes", e.DiskFull)
+	p.statInt("recovered_records", e.Recovery.Records)
+	p.statInt("recovered_bytes", e.Recovery.Bytes)
+	p.statInt("recovery_nanoseconds", int64(e.Recovery.Duration))
+}
