@@ -106,6 +106,15 @@ func (st *State) apply(e *Edit) error {
 		seg.Sealed, seg.End, seg.Last, seg.FileBytes, seg.Footer = true, s.End, s.Last, s.FileBytes, s.Footer
 	}
 	for _, s := range e.EndSegments {
+		// A torn segment may be ended again with a higher Next: another run
+		// came to nothing behind it.
+		if i, ok := st.find(s.ID); ok {
+			if old := &st.Segments[i]; old.Ended && old.End == s.End && old.Last == s.Last && old.Next <= s.Next {
+				old.Next = s.Next
+				st.NextSeqno = max(st.NextSeqno, s.Next)
+				continue
+			}
+		}
 		seg, err := st.open(s.ID, "ended")
 		if err != nil {
 			return err

@@ -1,0 +1,172 @@
+package lsm
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"fluxkv/internal/vfs"
+)
+
+// Sizes in bytes.
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// Options configures Open. The zero value means every default. VBuckets and
+// KVStores are fixed when a store is created; everything else may change
+// between opens.
+type Options struct {
+	// FS is the file system; nil means the operating system's.
+	FS vfs.FS
+	// VBuckets is the number of partitions the protocol sees, 1..32768.
+	// Default 16; an existing store keeps its own when this is 0.
+	VBuckets int
+	// KVStores is the number of memtable and key-index partitions, 1..16 and
+	// at most VBuckets. Default 16 (or VBuckets when fewer).
+	KVStores int
+	// MemQuota bounds what the store keeps in memory outside the Go heap, in
+	// bytes. Default 1 GiB, at least 16 MiB.
+	MemQuota int64
+	// WriteCache bounds unflushed memtables, in bytes. Default a quarter of
+	// MemQuota. Writers slow down above 3/4 of it and stop at it.
+	WriteCache int64
+	// NonDurable answers a write when it is in the log buffer and the
+	// memtable; the log is written and synced within AsyncWindow. A kill or a
+	// power cut loses at most that window. Default false: durable.
+	NonDurable bool
+	// AsyncWindow bounds how long a written record may wait for its sync when
+	// nobody waits for it. Default 10 ms.
+	AsyncWindow time.Duration
+	// Reject answers writes with ErrOverloaded when the write cache is full.
+	// Default false: they wait.
+	Reject bool
+	// InlineLimit is the largest value, in bytes and inclusive, that is kept
+	// beside its key; larger ones live in the log. Raising it saves reads and
+	// adds compaction writes. Default 255; -1 means 0.
+	InlineLimit int
+	// SegmentBytes caps the size of a log segment. Default 128 MiB, at least
+	// 4 MiB.
+	SegmentBytes int64
+	// LogAlign is the granularity of log writes, a power of two from 512 to
+	// 65536. Default 4096. Smaller than the device's physical block, a torn
+	// write may damage what was acknowledged.
+	LogAlign int
+	// LogInflight is the number of log writes in flight, 1..8. Default 1.
+	LogInflight int
+	// BufferedIO goes through the page cache. Default false: direct I/O, and
+	// Open fails where the file system rejects it.
+	BufferedIO bool
+	// MaxItemBytes bounds key + value. Default 20 MiB, at most 64 MiB.
+	MaxItemBytes int
+	// Logf receives one line an event worth an operator's eye. Default: none.
+	Logf func(format string, args ...any)
+	// Now is the clock that expiry uses. Default time.Now.
+	Now func() time.Time
+
+	// segmentBytesMin is lowered by tests so that rolls happen in a few
+	// writes.
+	segmentBytesMin int64
+	// groupBytesMax is lowered by tests; default 4 MiB.
+	groupBytesMax int
+}
+
+func (o Options) withDefaults() Options {
+	if o.FS == nil {
+		o.FS = vfs.OS
+	}
+	if o.MemQuota == 0 {
+		o.MemQuota = gib
+	}
+	if o.WriteCache == 0 {
+		o.WriteCache = o.MemQuota / 4
+	}
+	if o.AsyncWindow == 0 {
+		o.AsyncWindow = 10 * time.Millisecond
+	}
+	switch o.InlineLimit {
+	case 0:
+		o.InlineLimit = 255
+	case -1:
+		o.InlineLimit = 0
+	}
+	if o.SegmentBytes == 0 {
+		o.SegmentBytes = 128 * mib
+	}
+	if o.LogAlign == 0 {
+		o.LogAlign = vfs.BlockBytes
+	}
+	if o.LogInflight == 0 {
+		o.LogInflight = 1
+	}
+	if o.MaxItemBytes == 0 {
+		o.MaxItemBytes = 20 * mib
+	}
+	if o.Logf == nil {
+		o.Logf = func(string, ...any) {}
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.segmentBytesMin == 0 {
+		o.segmentBytesMin = 4 * mib
+	}
+	if o.groupBytesMax == 0 {
+		o.groupBytesMax = 4 * mib
+	}
+	return o
+}
+
+// Validate reports every option that is out of bounds, in one error.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if o.VBuckets < 0 || o.VBuckets > 32768 {
+		bad("VBuckets %d: want 1 to 32768", o.VBuckets)
+	}
+	if o.KVStores < 0 || o.KVStores > 16 {
+		bad("KVStores %d: want 1 to 16", o.KVStores)
+	}
+	if o.VBuckets > 0 && o.KVStores > o.VBuckets {
+		bad("KVStores %d: more than VBuckets %d", o.KVStores, o.VBuckets)
+	}
+	if o.MemQuota < 16*mib {
+		bad("MemQuota %d: want at least 16 MiB", o.MemQuota)
+	}
+	if o.WriteCache < mib || o.WriteCache > o.MemQuota {
+		bad("WriteCache %d: want 1 MiB up to MemQuota %d", o.WriteCache, o.MemQuota)
+	}
+	if o.AsyncWindow < 0 || o.AsyncWindow > time.Minute {
+		bad("AsyncWindow %v: want up to 1m", o.AsyncWindow)
+	}
+	if o.InlineLimit < 0 || o.InlineLimit > 64*kib {
+		bad("InlineLimit %d: want 0 to 65536 (-1 for 0)", o.InlineLimit)
+	}
+	if o.SegmentBytes < o.segmentBytesMin || o.SegmentBytes > 2*gib {
+		bad("SegmentBytes %d: want 4 MiB to 2 GiB", o.SegmentBytes)
+	}
+	if o.LogAlign < 512 || o.LogAlign > 65536 || o.LogAlign&(o.LogAlign-1) != 0 {
+		bad("LogAlign %d: want a power of two from 512 to 65536", o.LogAlign)
+	}
+	if o.LogInflight < 1 || o.LogInflight > 8 {
+		bad("LogInflight %d: want 1 to 8", o.LogInflight)
+	}
+	if o.MaxItemBytes < 1 || o.MaxItemBytes > 64*mib {
+		bad("MaxItemBytes %d: want 1 to 64 MiB", o.MaxItemBytes)
+	}
+	return errors.Join(errs...)
+}
+
+// BatchBytesMax is the most that one Batch may take in the log: a quarter of
+// the write cache, or one item where that is larger.
+func (o Options) BatchBytesMax() int {
+	o = o.withDefaults()
+	return int(max(o.WriteCache/4, int64(o.MaxItemBytes)+recordOverheadMax))
+}
+
+// recordOverheadMax bounds what a log record adds to key and value: presence
+// and sub-kind, lengths, flags, expiry, datatype, CAS, checksum.
+const recordOverheadMax = 2 + 3 + 4 + 4 + 4 + 1 + 8 + 8

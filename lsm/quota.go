@@ -1,0 +1,124 @@
+package lsm
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// slowFrom is the share of the write cache from which writers are slowed.
+	slowNum, slowDen = 3, 4
+	// slowBytesPerSecond is what one writer gets just below the limit.
+	slowBytesPerSecond = 32 * mib
+	// slowSleepMin collects delays until they are worth a sleep.
+	slowSleepMin = 200 * time.Microsecond
+	// indexBytes is what the hash index takes for an operation, at load 1/2.
+	indexBytes = 8
+)
+
+// quota bounds unflushed memtables. Above 3/4 of the limit writers are slowed
+// in proportion, at the limit they stop: they wait, or are told ErrOverloaded.
+type quota struct {
+	limit  int64
+	reject bool
+	used   atomic.Int64
+	debt   atomic.Int64 // nanoseconds of delay not yet slept
+
+	// mu guards the fields below; a leaf.
+	mu   sync.Mutex
+	cond sync.Cond
+	err  error // the store is closed or read-only: nobody waits any more
+
+	slowed, stalled, rejected atomic.Int64 // writers
+	slowedNanos, stalledNanos atomic.Int64
+	stallsNow                 atomic.Int64
+	oversized                 atomic.Int64
+}
+
+func (q *quota) init(limit int64, reject bool) {
+	q.limit, q.reject = limit, reject
+	q.cond.L = &q.mu
+}
+
+func (q *quota) tryReserve(n int64) bool {
+	for {
+		u := q.used.Load()
+		if u+n > q.limit {
+			return false
+		}
+		if q.used.CompareAndSwap(u, u+n) {
+			return true
+		}
+	}
+}
+
+// admit reserves n bytes for a batch, before it is numbered. ErrOverloaded when
+// the cache is full and the store rejects; the error given to stop when the
+// store ended.
+func (q *quota) admit(n int64) error {
+	if !q.tryReserve(n) {
+		if err := q.wait(n); err != nil {
+			return err
+		}
+	}
+	if over := q.used.Load() - q.limit/slowDen*slowNum; over > 0 {
+		q.slow(n, over)
+	}
+	return nil
+}
+
+// slow delays a writer of n bytes in proportion to how far the cache is over
+// the mark.
+func (q *quota) slow(n, over int64) {
+	share := float64(over) / float64(q.limit-q.limit/slowDen*slowNum)
+	delay := int64(share * float64(n) / slowBytesPerSecond * 1e9)
+	debt := q.debt.Add(delay)
+	if debt < int64(slowSleepMin) {
+		return
+	}
+	q.debt.Add(-debt)
+	q.slowed.Add(1)
+	q.slowedNanos.Add(debt)
+	time.Sleep(time.Duration(min(debt, int64(100*time.Millisecond))))
+}
+
+func (q *quota) wait(n int64) error {
+	if q.reject {
+		q.rejected.Add(1)
+		return ErrOverloaded
+	}
+	q.stalled.Add(1)
+	q.stallsNow.Add(1)
+	start := time.Now()
+	q.mu.Lock()
+	for q.err == nil && !q.tryReserve(n) {
+		q.cond.Wait()
+	}
+	err := q.err
+	q.mu.Unlock()
+	q.stallsNow.Add(-1)
+	q.stalledNanos.Add(int64(time.Since(start)))
+	return err
+}
+
+// charge adds n bytes without asking: recovery and clear must not wait.
+func (q *quota) charge(n int64) { q.used.Add(n) }
+
+// release gives bytes back and lets stalled writers try again.
+func (q *quota) release(n int64) {
+	q.used.Add(-n)
+	q.mu.Lock()
+	q.cond.Broadcast()
+	q.mu.Unlock()
+}
+
+// stop makes every stalled and later stalled writer fail with err.
+func (q *quota) stop(err error) {
+	q.mu.Lock()
+	if q.err == nil {
+		q.err = err
+	}
+	q.cond.Broadcast()
+	q.mu.Unlock()
+}

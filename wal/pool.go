@@ -1,0 +1,380 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"time"
+
+	"fluxkv/internal/entry"
+	"fluxkv/internal/offheap"
+	"fluxkv/internal/vfs"
+)
+
+const (
+	// poolMax is how many freed segments are kept for reuse.
+	poolMax = 4
+	// prewriteBytes is the size of one background write (design R25).
+	prewriteBytes = 256 << 10
+	// retryMin and retryMax bound the pause between attempts to make a segment
+	// while somebody waits for one.
+	retryMin = 20 * time.Millisecond
+	retryMax = time.Second
+	// smallsMin is how many buffers for groups without records there are: a
+	// seal for every roll in flight, one promise, the final seal.
+	smallsMin = 8
+)
+
+// preparer makes the next segment before it is needed, writes the footers of
+// sealed ones, and frees what was dropped. All fields are guarded by o.Mu.
+type preparer struct {
+	ready    *Segment // registered and empty
+	asked    bool     // a segment is wanted
+	want     int64    // at least this large
+	attempts uint64   // finished, good or bad
+	err      error    // of the last attempt
+	sealing  []*Segment
+	recycled []*Segment // dropped, nobody reads them
+	free     []*Segment // pool
+	trash    [][]byte   // buffers to unmap
+	smalls   [][]byte   // buffers of one align
+	wakeup   chan struct{}
+}
+
+func (p *preparer) init() { p.wakeup = make(chan struct{}, 1) }
+
+func (p *preparer) wake() {
+	select {
+	case p.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+// ask wants a segment of at least bytes. o.Mu is held.
+func (p *preparer) ask(bytes int64) {
+	p.asked = true
+	p.want = max(p.want, bytes)
+	p.wake()
+}
+
+// seal queues a segment whose seal group is durable. o.Mu is held.
+func (p *preparer) seal(s *Segment) {
+	p.sealing = append(p.sealing, s)
+	p.wake()
+}
+
+func (p *preparer) addSmalls(align int) error {
+	for len(p.smalls) < smallsMin {
+		b, err := alignedBuffer(align, "seal buffer")
+		if err != nil {
+			return err
+		}
+		p.smalls = append(p.smalls, b)
+	}
+	return nil
+}
+
+// takeSmall returns a buffer of one align. o.Mu is held. There are more of
+// them than groups without records can be in flight: each roll needs a segment
+// that the preparer made after the roll before it.
+func (p *preparer) takeSmall() []byte {
+	n := len(p.smalls)
+	b := p.smalls[n-1]
+	p.smalls = p.smalls[:n-1]
+	return b
+}
+
+// recycle takes a dropped segment that nobody reads any more.
+func (l *Log) recycle(s *Segment) {
+	l.o.Mu.Lock()
+	l.prep.recycled = append(l.prep.recycled, s)
+	l.o.Mu.Unlock()
+	l.prep.wake()
+}
+
+func (l *Log) runPreparer() {
+	defer l.workers.Done()
+	retry := retryMin
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-l.prep.wakeup:
+		}
+		for !l.closing.Load() {
+			again, failed := l.prepareOnce()
+			if failed {
+				select {
+				case <-l.stop:
+					return
+				case <-time.After(retry):
+				}
+				retry = min(2*retry, retryMax)
+				continue
+			}
+			retry = retryMin
+			if !again {
+				break
+			}
+		}
+	}
+}
+
+// prepareOnce does one piece of work: a segment first, because writers may
+// wait for it. It reports whether there may be more, and whether making a
+// segment failed while one is wanted.
+func (l *Log) prepareOnce() (again, failed bool) {
+	p := &l.prep
+	l.o.Mu.Lock()
+	trash := p.trash
+	p.trash = nil
+	recycled := p.recycled
+	p.recycled = nil
+	needed := p.asked && p.ready == nil && l.failed == nil
+	want := p.want
+	var sealing *Segment
+	if !needed && len(p.sealing) > 0 {
+		sealing = p.sealing[0]
+		p.sealing = p.sealing[1:]
+	}
+	l.o.Mu.Unlock()
+
+	for _, b := range trash {
+		offheap.FreeAligned(b)
+	}
+	for _, s := range recycled {
+		l.pool(s)
+	}
+	switch {
+	case needed:
+		s, err := l.prepare(want)
+		if s != nil {
+			l.add(s)
+		}
+		l.o.Mu.Lock()
+		p.attempts++
+		p.err = err
+		if err == nil {
+			p.ready, p.asked, p.want = s, false, 0
+		} else {
+			// A request ends with its answer; who still waits asks again.
+			p.asked, p.want = false, 0
+		}
+		l.space.Broadcast()
+		l.o.Mu.Unlock()
+		if err != nil {
+			if errors.Is(err, ErrFailed) {
+				l.Fail(err)
+			}
+			l.o.Logf("cannot make a log segment: %v", err)
+			return true, true
+		}
+		return true, false
+	case sealing != nil:
+		if err := l.writeFooter(sealing); err != nil {
+			// The segment is whole without its footer; the index can be made
+			// again from its groups.
+			l.o.Logf("footer of log segment %06d: %v", sealing.ID, err)
+			if errors.Is(err, ErrFailed) {
+				l.Fail(err)
+			}
+		}
+		return true, false
+	}
+	return false, false
+}
+
+// prepare makes a segment: reused or created, header written, file and
+// directory synced, then registered (design R9). It leaves no file behind when
+// it fails before registering.
+func (l *Log) prepare(want int64) (*Segment, error) {
+	bytes := roundUp(min(max(l.o.SegmentBytes(), want+int64(l.o.Align)), MaxSegmentBytes), l.o.Align)
+	id := l.o.NextID()
+	name := path.Join(l.o.Dir, SegmentsDir, SegmentName(id, SegmentLog))
+	s := l.fromPool(bytes)
+	if s != nil {
+		if err := l.o.FS.Rename(s.name(), name); err != nil {
+			s.File.Close()
+			return nil, fmt.Errorf("reuse log segment %s as %s: %w", s.name(), name, err)
+		}
+		l.stats.reused.Add(1)
+		s = &Segment{ID: id, Kind: SegmentLog, File: s.File, bytes: s.bytes, log: l}
+	} else {
+		dir := path.Join(l.o.Dir, SegmentsDir)
+		free, err := l.o.FS.FreeBytes(dir)
+		if err != nil {
+			return nil, fmt.Errorf("free space of %s: %w", dir, err)
+		}
+		if reserve := l.o.ReserveBytes(bytes); free < bytes+reserve {
+			return nil, fmt.Errorf("log segment of %d bytes: %d free, %d kept in reserve: %w", bytes, free, reserve, vfs.ErrNoSpace)
+		}
+		f, err := l.o.FS.Create(name, vfs.OpenOptions{Write: true, Direct: l.o.Direct})
+		if err != nil {
+			return nil, fmt.Errorf("create log segment: %w", err)
+		}
+		s = &Segment{ID: id, Kind: SegmentLog, File: f, bytes: bytes, log: l}
+		if err := f.Allocate(bytes); err != nil {
+			return nil, errors.Join(fmt.Errorf("allocate log segment %s: %w", name, err), l.discardFile(s, name))
+		}
+		if err := l.prewrite(s); err != nil {
+			return nil, errors.Join(fmt.Errorf("prewrite log segment %s: %w", name, err), l.discardFile(s, name))
+		}
+		l.stats.segments.Add(1)
+	}
+	s.refs.Store(1)
+	if err := l.writeHeader(s, name); err != nil {
+		return nil, errors.Join(err, l.discardFile(s, name))
+	}
+	if err := l.o.FS.SyncDir(path.Join(l.o.Dir, SegmentsDir)); err != nil {
+		return nil, errors.Join(fmt.Errorf("sync directory of log segment %s: %w", name, err), l.discardFile(s, name))
+	}
+	if err := l.o.Register(id, SegmentLog, s.bytes); err != nil {
+		err = fmt.Errorf("register log segment %s: %w", name, err)
+		if errors.Is(err, vfs.ErrNoSpace) && !errors.Is(err, ErrFailed) {
+			return nil, errors.Join(err, l.discardFile(s, name))
+		}
+		// The edit may be durable all the same: the file stays, and the next
+		// open decides.
+		return nil, errors.Join(err, s.File.Close())
+	}
+	return s, nil
+}
+
+func (l *Log) discardFile(s *Segment, name string) error {
+	return errors.Join(s.File.Close(), l.o.FS.Remove(name))
+}
+
+func (s *Segment) name() string {
+	return path.Join(s.log.o.Dir, SegmentsDir, SegmentName(s.ID, s.Kind))
+}
+
+func (l *Log) writeHeader(s *Segment, name string) error {
+	b, err := alignedBuffer(l.o.Align, "segment header")
+	if err != nil {
+		return err
+	}
+	defer offheap.FreeAligned(b)
+	h := SegmentHeader{Kind: s.Kind, Align: l.o.Align, ID: s.ID, Size: s.bytes, StoreID: l.o.StoreID}
+	h.Encode(b)
+	if _, err := s.File.WriteAt(b, 0); err != nil {
+		return fmt.Errorf("write header of log segment %s: %w", name, err)
+	}
+	if err := s.File.Sync(); err != nil {
+		return fmt.Errorf("sync log segment %s: %w", name, err)
+	}
+	return nil
+}
+
+// prewrite writes zeros over a fresh segment, and stops early when a writer
+// waits for it or the store closes.
+func (l *Log) prewrite(s *Segment) error {
+	if !l.o.Prewrite {
+		return nil
+	}
+	b, err := alignedBuffer(prewriteBytes, "prewrite buffer")
+	if err != nil {
+		return err
+	}
+	defer offheap.FreeAligned(b)
+	for off := int64(0); off < s.bytes; off += int64(len(b)) {
+		if l.closing.Load() || l.segmentNeeded() {
+			return nil
+		}
+		n := min(int64(len(b)), s.bytes-off)
+		if _, err := s.File.WriteAt(b[:n], off); err != nil {
+			return err
+		}
+		l.stats.prewritten.Add(n)
+	}
+	return nil
+}
+
+// segmentNeeded reports whether the active segment is nearly full: then an
+// unwritten segment now is better than a written one later.
+func (l *Log) segmentNeeded() bool {
+	l.o.Mu.Lock()
+	defer l.o.Mu.Unlock()
+	return l.active != nil && int64(l.activeOff) > l.active.bytes-l.active.bytes/8
+}
+
+// fromPool takes the best freed segment for a wish of bytes: at least as large,
+// at most twice.
+func (l *Log) fromPool(bytes int64) *Segment {
+	l.o.Mu.Lock()
+	defer l.o.Mu.Unlock()
+	p := &l.prep
+	for i, s := range p.free {
+		if s.bytes >= bytes && s.bytes <= 2*bytes {
+			p.free = append(p.free[:i], p.free[i+1:]...)
+			return s
+		}
+	}
+	return nil
+}
+
+// pool keeps a dropped segment for reuse, or removes its file. A file that was
+// cut at its seal is extended again: nearly all of its blocks were written.
+func (l *Log) pool(s *Segment) {
+	l.o.Mu.Lock()
+	keep := len(l.prep.free) < poolMax && s.Kind == SegmentLog && l.failed == nil
+	l.o.Mu.Unlock()
+	if keep {
+		size := roundUp(s.bytes, l.o.Align)
+		if err := s.File.Allocate(size); err == nil {
+			s.bytes = size
+			s.docs = nil
+			l.o.Mu.Lock()
+			l.prep.free = append(l.prep.free, s)
+			l.o.Mu.Unlock()
+			return
+		}
+	}
+	if err := l.discardFile(s, s.name()); err != nil {
+		l.o.Logf("remove log segment %s: %v", s.name(), err)
+	}
+}
+
+// writeFooter writes the exact seqno index behind the seal group, cuts the file
+// there, and records the segment as sealed.
+func (l *Log) writeFooter(s *Segment) error {
+	index := NewIndexBuilder(len(s.docs))
+	for _, d := range s.docs {
+		index.Add(s.base+entry.Seqno(d.delta), d.offset)
+	}
+	s.docs = nil
+	footer := EncodeFooter(nil, Footer{
+		Segment: s.ID, End: s.end, Records: uint32(s.records),
+		First: s.first, Last: s.last, Durable: l.DurableSeqno(),
+	}, index, l.o.Align, &l.o.Secret)
+	b, err := alignedBuffer(alignUp(len(footer), l.o.Align), "segment footer")
+	if err != nil {
+		return err
+	}
+	defer offheap.FreeAligned(b)
+	n := copy(b, footer)
+	if _, err := s.File.WriteAt(b[:n], int64(s.end)); err != nil {
+		return err
+	}
+	bytes := int64(s.end) + int64(n)
+	if err := s.File.Truncate(bytes); err != nil {
+		return err
+	}
+	if err := s.File.Sync(); err != nil {
+		return err
+	}
+	l.stats.footers.Add(int64(n))
+	return l.o.Sealed(SealedSegment{ID: s.ID, End: s.end, Last: s.last, Bytes: bytes})
+}
+
+// close frees what the preparer holds. The goroutines have ended.
+func (p *preparer) close(l *Log) {
+	for _, s := range append(p.free, p.recycled...) {
+		if err := l.discardFile(s, s.name()); err != nil {
+			l.o.Logf("remove log segment %s: %v", s.name(), err)
+		}
+	}
+	for _, b := range append(p.trash, p.smalls...) {
+		offheap.FreeAligned(b)
+	}
+	p.free, p.recycled, p.trash, p.smalls = nil, nil, nil, nil
+}
