@@ -53,7 +53,6 @@ type filler struct {
 }
 
 func (f *filler) addAll(t *Table, place uint32, ops []Op) {
-	slots := t.slots.Load()
 	for i := range ops {
 		op := &ops[i]
 		op.check(op.Height)
@@ -63,8 +62,6 @@ func (f *filler) addAll(t *Table, place uint32, ops []Op) {
 		s.height = int32(op.Height)
 		s.hash = op.Hash
 		s.target = t.target(s.node)
-		// Its cache line is needed under the mutex.
-		_ = slots.load(op.Hash)
 		if f.n++; f.n == groupMax {
 			f.flush()
 		}
@@ -74,6 +71,11 @@ func (f *filler) addAll(t *Table, place uint32, ops []Op) {
 func (f *filler) flush() {
 	group := f.s.searches[:f.n]
 	f.n = 0
+	// The slots are needed under the mutex. Nothing else is in this loop, so
+	// that a core has as many of the loads in flight as it can.
+	for i := range group {
+		_ = group[i].t.slots.Load().load(group[i].hash)
+	}
 	searchTogether(group)
 	for i := 0; i < len(group); {
 		t := group[i].t

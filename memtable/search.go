@@ -26,69 +26,72 @@ func (t *Table) seek(g *target) uint32 {
 // search is one of a group of searches that take their steps in turn.
 type search struct {
 	target
-	t       *Table
-	cur     uint32 // before the target
-	greater uint32 // the node last found to be behind it
-	next    uint32 // to be compared
-	level   int32
-	height  int32
-	node    uint32 // to be linked
-	hash    uint64
-	word2   uint64 // first word of next: loaded early, used late
-	prev    [HeightMax]uint32
+	t        *Table
+	cur      uint32 // before the target
+	next     uint32 // cur's successor on level, to be compared
+	nextNext uint32 // next's successor
+	level    int32
+	height   int32
+	node     uint32 // to be linked
+	nextWord uint64 // first word of next
+	hash     uint64
+	prev     [HeightMax]uint32
 }
 
-func (s *search) start() {
-	s.cur = s.t.head
-	s.greater = 0
-	s.level = max(int32(s.t.levels.Load()), s.height) - 1
+// descend moves down until there is a node to compare, other than greater,
+// which is known to be behind the target, and loads what the compare and the
+// step after it need. It reports false below level 0.
+func (s *search) descend(cur, next, greater uint32, level int32) bool {
+	a := s.t.nodes
+	for next == greater || next == 0 {
+		if level < s.height {
+			s.prev[level] = cur
+		}
+		if level--; level < 0 {
+			return false
+		}
+		next = a.next(cur, int(level))
+	}
+	s.cur, s.next, s.level = cur, next, level
+	s.nextWord = a.word(next)
+	// The link may lie on another cache line than the key. It may be stale
+	// when it is used, which costs a step of nearest.
+	s.nextNext = a.next(next, int(level))
+	return true
 }
 
 // searchTogether finds the predecessors of every search on the levels below
-// its height. In each round it first loads the next node's key for all of
-// them, then compares: the loads do not depend on each other, so their cache
-// misses overlap. It takes no lock: nodes may be inserted meanwhile, and the
-// predecessors stay predecessors, though perhaps not the nearest.
+// its height. In each round every search compares the node that it loaded a
+// round before and loads the next: the loads of a round do not depend on each
+// other, so their cache misses overlap. It takes no lock: nodes may be inserted
+// meanwhile, and the predecessors stay predecessors, though perhaps not the
+// nearest.
 func searchTogether(searches []search) {
 	var order [groupMax]uint8
-	active := order[:len(searches)]
+	active := order[:0]
 	for i := range searches {
-		searches[i].start()
-		active[i] = uint8(i)
+		s := &searches[i]
+		top := max(int32(s.t.levels.Load()), s.height) - 1
+		if s.descend(s.t.head, s.t.next(s.t.head, int(top)), 0, top) {
+			active = append(active, uint8(i))
+		}
 	}
 	for len(active) > 0 {
 		k := 0
 		for _, i := range active {
 			s := &searches[i]
-			a, cur, level := s.t.nodes, s.cur, s.level
-			for {
-				n := a.next(cur, int(level))
-				if n != 0 && n != s.greater {
-					s.level = level
-					s.next = n
-					s.word2 = a.word(n)
-					active[k] = i
-					k++
-					break
-				}
-				if level < s.height {
-					s.prev[level] = cur
-				}
-				level--
-				if level < 0 {
-					break
-				}
+			more := false
+			if s.after(s.t.nodes, s.next, s.nextWord) {
+				more = s.descend(s.next, s.nextNext, 0, s.level)
+			} else {
+				more = s.descend(s.cur, s.next, s.next, s.level)
+			}
+			if more {
+				active[k] = i
+				k++
 			}
 		}
 		active = active[:k]
-		for _, i := range active {
-			s := &searches[i]
-			if s.after(s.t.nodes, s.next, s.word2) {
-				s.cur = s.next
-			} else {
-				s.greater = s.next
-			}
-		}
 	}
 }
 
