@@ -41,6 +41,10 @@ func TestR04_OneEditEndsATornSegment(t *testing.T) {
 			t.Fatalf("%s: %v", text, err)
 		}
 	}
+	// Another run that wrote nothing behind it may only raise the jump.
+	if want = mustApply(t, l, "end 2 end=8192 last=17 next=33554451"); want.NextSeqno != 33554451 {
+		t.Fatalf("next seqno %d", want.NextSeqno)
+	}
 	l.Close()
 	if _, got := mustOpen(t, disk.CrashCopy(1, memfs.DropAll)); dump(got) != dump(want) {
 		t.Fatalf("got\n%swant\n%s", dump(got), dump(want))
