@@ -59,9 +59,21 @@ func (p *Place) Position() entry.Position {
 	return entry.Position{Segment: p.g.seg.ID, Offset: p.g.off, Seqno: p.g.first}
 }
 
-// group is what one log write carries. All fields are guarded by o.Mu while
-// the group is open; pending and closed also tell the leader when it is full.
+// group is what one log write carries.
 type group struct {
+	groupState // guarded by o.Mu while the group is open, then by its leader
+
+	// pending counts the batches that are still copying; closed says that no
+	// more will come. The last one to finish a closed group fills filled. A
+	// struct is used again while that last one may still look at closed, so
+	// these are never reset by plain stores, and a leader may find a token in
+	// filled that was meant for an earlier group: it counts pending again.
+	pending atomic.Int32
+	closed  atomic.Bool
+	filled  chan struct{}
+}
+
+type groupState struct {
 	seg         *Segment
 	off         uint32
 	b           *groupBuffer // where buf and docs come from; nil for a group without records
@@ -79,10 +91,6 @@ type group struct {
 	finished    bool // written; waits for its predecessors
 	waiters     *waiter
 	next        *group // list of groups that became durable together
-
-	pending atomic.Int32
-	closed  atomic.Bool
-	filled  chan struct{}
 }
 
 func (g *group) done() {
@@ -298,12 +306,8 @@ func (l *Log) newGroup() *group {
 	if n := len(l.groups); n > 0 {
 		g := l.groups[n-1]
 		l.groups = l.groups[:n-1]
-		filled := g.filled
-		select {
-		case <-filled:
-		default:
-		}
-		*g = group{filled: filled}
+		g.groupState = groupState{}
+		g.closed.Store(false)
 		return g
 	}
 	return &group{filled: make(chan struct{}, 1)}
@@ -677,7 +681,7 @@ func (l *Log) failLocked(err error) *group {
 	for g := head; g != nil; {
 		next := g.next
 		g.next = nil
-		out = &group{waiters: g.waiters, next: out, filled: make(chan struct{}, 1)}
+		out = &group{groupState: groupState{waiters: g.waiters, next: out}, filled: make(chan struct{}, 1)}
 		g.waiters = nil
 		g = next
 	}
