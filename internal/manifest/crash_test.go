@@ -1,0 +1,307 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"fluxkv/internal/vfs"
+	"fluxkv/internal/vfs/memfs"
+)
+
+// step is one thing a scenario does.
+type step struct {
+	verb string // create, apply, promise, close, open, grow (replace at the next apply)
+	edit string
+}
+
+// scenarios are tiny lives of a manifest. crossed lists calls each must make,
+// so that a scenario cannot quietly stop testing what its name says.
+var scenarios = []struct {
+	name    string
+	steps   []step
+	crossed map[string]vfs.OpKind // name pattern -> kind
+}{
+	{
+		name:    "creation",
+		steps:   []step{{"create", "next 3"}},
+		crossed: map[string]vfs.OpKind{"FORMAT.tmp": vfs.OpRename, "CURRENT.tmp": vfs.OpRename, "data": vfs.OpSyncDir},
+	},
+	{
+		name: "edits and a promise",
+		steps: []step{{"create", ""}, {"apply", "add 2 log 65536; replay 2 4096 1"}, {"apply", "seal 2 end=8192 last=9 file=9000; add 3 log 65536"},
+			{"promise", ""}, {"apply", "replay 3 4096 10; drop 2; next 10"}, {"close", ""}},
+		crossed: map[string]vfs.OpKind{"MANIFEST-000001": vfs.OpSync},
+	},
+	{
+		name: "switch after a start",
+		steps: []step{{"create", "next 5"}, {"apply", "add 2 log 65536"}, {"close", ""}, {"open", ""}, {"apply", "end 2 end=8192 last=9 next=16777226"},
+			{"apply", "add 7 log 65536"}},
+		crossed: map[string]vfs.OpKind{"MANIFEST-000003": vfs.OpCreate, "CURRENT.tmp": vfs.OpRename, "MANIFEST-000001": vfs.OpRemove},
+	},
+	{
+		name:    "switch for size",
+		steps:   []step{{"create", ""}, {"apply", "next 4"}, {"grow", ""}, {"apply", "clear 3; pending 7"}, {"apply", "next 6"}, {"grow", ""}, {"apply", "pending 0"}},
+		crossed: map[string]vfs.OpKind{"MANIFEST-000003": vfs.OpSync, "MANIFEST-000002": vfs.OpRemove},
+	},
+	{
+		name:    "starts without a change",
+		steps:   []step{{"create", "next 5"}, {"open", ""}, {"close", ""}, {"open", ""}, {"apply", "next 6"}, {"open", ""}},
+		crossed: map[string]vfs.OpKind{"MANIFEST-000001": vfs.OpReadAt},
+	},
+}
+
+// player runs a scenario and notes what was acknowledged.
+type player struct {
+	t       testing.TB
+	fs      vfs.FS
+	log     *Log
+	retry   bool   // on a temporary failure, as the store does
+	created bool   // Create returned
+	acked   State  // after the last successful change
+	flying  *State // what the change under way would make
+}
+
+// run returns the first error that ends the run of the store.
+func (p *player) run(steps []step) error {
+	for _, s := range steps {
+		err := p.step(s)
+		for tries := 0; err != nil && p.retry && errors.Is(err, vfs.ErrNoSpace) && !errors.Is(err, ErrPoisoned) && tries < 3; tries++ {
+			err = p.step(s)
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", s.verb, s.edit, err)
+		}
+	}
+	return nil
+}
+
+func (p *player) step(s step) error {
+	switch s.verb {
+	case "create":
+		e := parseEdit(p.t, s.edit)
+		st, err := emptyState().Apply(&e)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.flying = &st
+		if err := p.createFormat(); err != nil {
+			return err
+		}
+		if p.log, err = Create(p.fs, testDir, testSecret, e); err != nil {
+			return err
+		}
+		p.created, p.acked, p.flying = true, p.log.State(), nil
+	case "apply":
+		e := parseEdit(p.t, s.edit)
+		flying, err := p.acked.Apply(&e)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.flying = &flying
+		st, err := p.log.Apply(&e)
+		if err != nil {
+			return err
+		}
+		p.acked, p.flying = st, nil
+	case "promise":
+		return p.log.Promise()
+	case "close":
+		return p.log.Close()
+	case "open":
+		l, st, err := Open(p.fs, testDir, testSecret)
+		if err != nil {
+			return err
+		}
+		if logical(st) != logical(p.acked) {
+			p.t.Fatalf("opened\n%swant\n%s", dump(st), dump(p.acked))
+		}
+		p.log = l
+	case "grow":
+		p.log.mu.Lock()
+		p.log.rotateAt = p.log.end
+		p.log.mu.Unlock()
+	default:
+		p.t.Fatalf("unknown step %s", s.verb)
+	}
+	return nil
+}
+
+// createFormat does what a store does first; a store whose creation was cut
+// short has it already.
+func (p *player) createFormat() error {
+	err := CreateFormat(p.fs, testDir, Format{VBuckets: 16, KVStores: 16, Secret: testSecret, Created: time.Unix(0, 1)})
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// logical shows what edits decide, without file numbers: those may be higher
+// than what was acknowledged, because failed changes used some up.
+func logical(st State) string {
+	st.NextFileNumber = 0
+	return dump(st)
+}
+
+// check opens the disk and compares: acknowledged is there, the change under
+// way is there whole or not at all, and nothing else.
+func (p *player) check(disk *memfs.FS) (State, error) {
+	stage, err := FindStage(disk, testDir)
+	if err != nil {
+		return State{}, err
+	}
+	if stage != StageCreated {
+		if p.created {
+			return State{}, fmt.Errorf("stage %v of a store whose creation was acknowledged", stage)
+		}
+		return State{}, nil
+	}
+	if _, err := ReadFormat(disk, testDir); err != nil {
+		return State{}, err
+	}
+	_, st, err := Open(disk, testDir, testSecret)
+	switch {
+	case err != nil:
+		return State{}, err
+	case p.created && st.NextFileNumber < p.acked.NextFileNumber:
+		return State{}, fmt.Errorf("next file number %d, but %d was recorded", st.NextFileNumber, p.acked.NextFileNumber)
+	case p.created && logical(st) == logical(p.acked):
+	case p.flying != nil && logical(st) == logical(*p.flying):
+	default:
+		return State{}, fmt.Errorf("found\n%s", dump(st))
+	}
+	return st, nil
+}
+
+// again is what happens after a crash: start, record, end. When the store never
+// came to be it is made anew.
+func (p *player) again() []step {
+	if !p.created {
+		return []step{{"create", "next 3"}, {"apply", "next 77"}}
+	}
+	return []step{{"open", ""}, {"apply", "next 16777777"}, {"apply", "add 1000 log 4096"}, {"close", ""}}
+}
+
+// TestCrashAtEveryCall crashes each scenario at every call, with every damage,
+// then crashes the start that follows at every one of its calls.
+func TestCrashAtEveryCall(t *testing.T) {
+	seeds := int64(3)
+	if testing.Short() {
+		seeds = 1
+	}
+	runs := 0
+	for _, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			for n := int64(1); ; n++ {
+				disk := newDisk(t)
+				before := disk.Calls()
+				disk.CrashAt(before+n, memfs.Within)
+				p := &player{t: t, fs: disk}
+				err := p.run(sc.steps)
+				op, crashed := disk.Crashed()
+				if crashed && err == nil && op.Kind != vfs.OpClose && op.Kind != vfs.OpRemove {
+					t.Fatalf("crashed at %v, but every step succeeded", op)
+				}
+				if !crashed && err != nil {
+					t.Fatal(err)
+				}
+				for _, damage := range memfs.Damages() {
+					for seed := range seeds {
+						runs++
+						copied := disk.CrashCopy(seed, damage)
+						st, err := p.check(copied)
+						if err != nil {
+							t.Fatalf("crash at %v, %v, seed %d: %v\nacknowledged:\n%s", op, damage, seed, err, dump(p.acked))
+						}
+						if seed == 0 {
+							runs += p.crashAgain(t, disk, damage, st, fmt.Sprintf("crash at %v, %v", op, damage))
+						}
+					}
+				}
+				if !crashed {
+					for pattern, kind := range sc.crossed {
+						if disk.Count(pattern, kind) == 0 {
+							t.Errorf("the scenario made no %v of %s", kind, pattern)
+						}
+					}
+					break
+				}
+			}
+		})
+	}
+	t.Logf("%d crashed stores opened", runs)
+}
+
+// crashAgain starts the store that a crash left, crashes that start at every
+// call, and checks what is left then.
+func (p *player) crashAgain(t *testing.T, disk *memfs.FS, damage memfs.Damage, found State, where string) int {
+	runs := 0
+	for n := int64(1); ; n++ {
+		second := disk.CrashCopy(0, damage)
+		second.CrashAt(n, memfs.Within)
+		q := &player{t: t, fs: second, created: found.Manifest != 0, acked: found}
+		err := q.run(q.again())
+		op, crashed := second.Crashed()
+		if !crashed && err != nil {
+			t.Fatalf("%s: the next start: %v", where, err)
+		}
+		for _, d := range []memfs.Damage{memfs.DropAll, memfs.KeepAll, memfs.Random, memfs.Torn} {
+			runs++
+			if _, err := q.check(second.CrashCopy(n, d)); err != nil {
+				t.Fatalf("%s, then at %v, %v: %v\nacknowledged:\n%s", where, op, d, err, dump(q.acked))
+			}
+		}
+		if !crashed {
+			return runs
+		}
+	}
+}
+
+// TestErrorAtEveryCall fails each call of each scenario, once and for ever, with
+// an I/O error and with a full disk. A full disk once must not be noticed
+// beyond a retry, except where the manifest is poisoned.
+func TestErrorAtEveryCall(t *testing.T) {
+	for _, sc := range scenarios {
+		for _, cause := range []error{errEIO, fmt.Errorf("test: %w", vfs.ErrNoSpace)} {
+			for _, forEver := range []bool{false, true} {
+				name := fmt.Sprintf("%s/%v/forever=%v", sc.name, cause, forEver)
+				t.Run(name, func(t *testing.T) {
+					for n := 1; ; n++ {
+						disk := newDisk(t)
+						calls, hit := 0, vfs.Op{}
+						disk.SetHook(func(op vfs.Op) error {
+							if calls++; calls == n || forEver && calls > n {
+								if calls == n {
+									hit = op
+								}
+								return cause
+							}
+							return nil
+						})
+						p := &player{t: t, fs: disk, retry: true}
+						err := p.run(sc.steps)
+						disk.SetHook(nil)
+						if err != nil && !errors.Is(err, cause) {
+							t.Fatalf("%v failed, and the store says only: %v", hit, err)
+						}
+						full := errors.Is(cause, vfs.ErrNoSpace)
+						if full && !forEver && err != nil && !errors.Is(err, ErrPoisoned) {
+							t.Fatalf("%v met a full disk once; no retry healed it: %v", hit, err)
+						}
+						for _, damage := range []memfs.Damage{memfs.DropAll, memfs.KeepAll, memfs.Random} {
+							if _, err := p.check(disk.CrashCopy(int64(n), damage)); err != nil {
+								t.Fatalf("%v failed, %v: %v\nacknowledged:\n%s", hit, damage, err, dump(p.acked))
+							}
+						}
+						if calls < n {
+							break
+						}
+					}
+				})
+			}
+		}
+	}
+}
