@@ -15,7 +15,7 @@ import (
 
 // imageFile is a file in memory whose reads can be made to fail or lie.
 type imageFile struct {
-	vfs.File // nil: anything but ReadAt and Name is an error of the test
+	vfs.File // nil: anything but the methods below is an error of the test
 	image    []byte
 	lies     int // so many reads have their first byte of a document changed
 	lieAt    int64
@@ -24,6 +24,8 @@ type imageFile struct {
 }
 
 func (f *imageFile) Name() string { return "image" }
+
+func (f *imageFile) Size() (int64, error) { return int64(len(f.image)), nil }
 
 func (f *imageFile) ReadAt(p []byte, off int64) (int, error) {
 	if f.err != nil {
