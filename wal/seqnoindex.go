@@ -132,8 +132,8 @@ func (s *shape) encode(words []uint64, value func(i int) uint64) {
 }
 
 // selectStep: one position is kept for so many ones (or zeros) of a bitmap;
-// 256 keep the directory below 2 bits per 16 values and a search within a few
-// cache lines.
+// 256 keep the directory at an eighth of a bit a value and a search within a
+// few cache lines.
 const selectStep = 256
 
 // sequence is one decoded Elias-Fano sequence.
@@ -190,14 +190,11 @@ func selectBit(words []uint64, samples []uint32, k int, flip uint64) int {
 	left := k % selectStep
 	word := (words[at/64] ^ flip) &^ (1<<(at%64) - 1)
 	for w := at / 64; ; {
-		if n := bits.OnesCount64(word); left < n {
-			for ; left > 0; left-- {
-				word &= word - 1
-			}
-			return w*64 + bits.TrailingZeros64(word)
-		} else {
-			left -= n
+		n := bits.OnesCount64(word)
+		if left < n {
+			return w*64 + selectInWord(word, left)
 		}
+		left -= n
 		w++
 		word = words[w] ^ flip
 	}
@@ -212,22 +209,16 @@ func (s *sequence) decode(b []byte) ([]byte, bool) {
 	}
 	s.low, s.high = all[:s.lowWords:s.lowWords], all[s.lowWords:]
 	ones, zeros := 0, 0
-	for bit := range s.highWords * 64 {
-		one := s.high[bit/64]>>(bit%64)&1 != 0
-		switch {
-		case one && (bit >= s.highBits || ones == s.count):
-			return nil, false
-		case one:
-			if ones%selectStep == 0 {
-				s.ones = append(s.ones, uint32(bit))
-			}
-			ones++
-		case bit < s.highBits:
-			if zeros%selectStep == 0 {
-				s.zeros = append(s.zeros, uint32(bit))
-			}
-			zeros++
+	for w, word := range s.high {
+		valid := ^uint64(0)
+		if rest := s.highBits - w*64; rest < 64 {
+			valid = 1<<rest - 1
 		}
+		if word&^valid != 0 {
+			return nil, false
+		}
+		ones = sample(&s.ones, word, w*64, ones)
+		zeros = sample(&s.zeros, ^word&valid, w*64, zeros)
 	}
 	if ones != s.count {
 		return nil, false
@@ -236,6 +227,24 @@ func (s *sequence) decode(b []byte) ([]byte, bool) {
 		return nil, false
 	}
 	return b[8*s.words():], true
+}
+
+// sample notes where the ones of word whose number is a multiple of selectStep
+// stand, given that seen were before it, and returns how many there are now.
+func sample(samples *[]uint32, word uint64, at, seen int) int {
+	n := bits.OnesCount64(word)
+	if next := len(*samples) * selectStep; next < seen+n {
+		*samples = append(*samples, uint32(at+selectInWord(word, next-seen)))
+	}
+	return seen + n // a word has no more than one: 64 < selectStep
+}
+
+// selectInWord returns the position of one number k of word (from 0).
+func selectInWord(word uint64, k int) int {
+	for ; k > 0; k-- {
+		word &= word - 1
+	}
+	return bits.TrailingZeros64(word)
 }
 
 // SeqnoIndex tells exactly which separated documents a segment holds, and
