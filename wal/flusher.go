@@ -70,7 +70,6 @@ func (l *Log) flushDueLocked() time.Duration {
 			l.rollLocked() // its seal is the promise
 		default:
 			l.emptyGroupLocked(GroupPromise)
-			l.stats.promises.Add(1)
 		}
 	}
 	return time.Hour

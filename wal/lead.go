@@ -130,6 +130,9 @@ func (l *Log) writeGroup(g *group) (entry.Seqno, error) {
 		return 0, fmt.Errorf("%w: write %d bytes at %d of %s: %w", ErrFailed, bytes, g.off, g.seg.File.Name(), err)
 	}
 	l.stats.groups.Add(1)
+	if g.flags&GroupPromise != 0 {
+		l.stats.promises.Add(1)
+	}
 	l.stats.groupBytes.Add(int64(bytes))
 	l.stats.recordBytes.Add(int64(g.used - GroupHeaderBytes))
 	l.stats.records.Add(int64(g.count))
