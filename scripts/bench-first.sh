@@ -14,9 +14,9 @@ source scripts/bench-lib.sh
 
 memory=(--mem-quota "${BENCH_MEM_QUOTA:-12GiB}" --write-cache "${BENCH_WRITE_CACHE:-10GiB}")
 
-us() { awk -v x="$1" 'BEGIN { printf x < 10 ? "%.2f" : "%.0f", x }'; }
+us() { awk -v x="$1" 'BEGIN { printf((x < 10 ? "%.2f" : "%.0f"), x) }'; }
 thousands() { awk -v x="$1" 'BEGIN { if (x >= 999500) printf "%.2fM", x / 1e6; else printf "%.1fK", x / 1e3 }'; }
-ratio() { awk -v a="$1" -v b="$2" 'BEGIN { printf b > 0 ? "%.2f" : "-", b > 0 ? a / b : 0 }'; }
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0) printf("%.2f", a / b); else printf("-") }'; }
 
 echo "$(nproc) cores, kernel $(uname -r), $(go version | cut -d' ' -f3), $rounds rounds of $time, data in $(dirname "$work")"
 echo

@@ -142,7 +142,7 @@ func TestMemccapable(t *testing.T) {
 	memccapable := requireTool(t, "memccapable")
 	p := start(t, buildServer(t), filepath.Join(t.TempDir(), "data"))
 	for _, name := range []string{
-		"noop", "quit", "quitq", "set", "setq", "flush", "flushq", "delete", "deleteq", "version", "stat",
+		"noop", "quit", "quitq", "set", "setq", "flush", "flushq", "delete", "deleteq", "get", "getq", "getk", "getkq", "version", "stat",
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, status := shell(t, ".", memccapable, "-b", "-v", "-h", "127.0.0.1", "-p", p.port, "-T", "binary "+name)
