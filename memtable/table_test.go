@@ -387,7 +387,7 @@ func TestLoaderSorts(t *testing.T) {
 			l := table.NewLoader()
 			w := l.Worker()
 			var m model
-			for _, i := range r.Perm(20_000) {
+			for _, i := range r.Perm(4000) {
 				key := makeKey(r)
 				op := Op{VBucket: uint16(r.IntN(3) * 200), Key: key, Hash: hashOf(key), Seqno: entry.Seqno(i + 1)}
 				m = append(m, version(&op))
