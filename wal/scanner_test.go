@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"strings"
 	"sync"
 	"testing"
@@ -406,3 +407,76 @@ func TestScanOptionsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// TestScanRealFiles scans, and reads documents, through the operating system,
+// with direct I/O where the file system has it.
+func TestScanRealFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, direct := range []bool{false, true} {
+		t.Run(fmt.Sprintf("direct=%v", direct), func(t *testing.T) {
+			if err := vfs.ProbeDirect(vfs.OS, dir); direct && errors.Is(err, vfs.ErrDirectUnsupported) {
+				t.Skip(err)
+			}
+			fs := subFS{vfs.OS, path.Join(dir, fmt.Sprint(direct))}
+			b := newLogBuilder(t, fs, 512, 4<<20)
+			b.roll(1)
+			for i := range 300 {
+				b.sets(1+i%5, 100+i*30)
+			}
+			b.seal(true, true)
+			b.roll(2)
+			b.sets(2, 1<<20)
+			b.sets(3, 5)
+			o := b.options()
+			o.Direct = direct
+			got := collect(t, o)
+			if got.err != nil || int(b.last) != len(got.seqnos) || got.res.Last != b.last {
+				t.Fatalf("seqnos %s of %d: %v", runs(got.seqnos), b.last, got.err)
+			}
+			f, err := fs.Open(b.name(1), vfs.OpenOptions{Direct: direct})
+			b.ok(err)
+			defer f.Close()
+			_, index, err := ReadFooter(f, &testSecret, 1)
+			b.ok(err)
+			var reads []DocRead
+			for _, g := range b.groups {
+				for i, r := range g.records {
+					seqno := g.First + entry.Seqno(i)
+					if off, ok := index.Lookup(seqno); ok {
+						n := uint32(RecordBytes(len(r.key), r.meta, len(r.value), true))
+						reads = append(reads, DocRead{File: f, Seqno: seqno, Key: r.key, Address: entry.Address{Segment: 1, Offset: off, Length: n}})
+					} else if r.separated && g.Segment == 1 {
+						t.Fatalf("document %d is not in the index", seqno)
+					}
+				}
+			}
+			ReadDocuments(reads, &testSecret, direct, nil)
+			for _, r := range reads {
+				if r.Err != nil || len(r.Value) < 256 {
+					t.Fatalf("document %v: %d bytes, %v", r.Address, len(r.Value), r.Err)
+				}
+			}
+			if len(reads) < 800 {
+				t.Fatalf("%d documents", len(reads))
+			}
+		})
+	}
+}
+
+// subFS puts relative names below a directory.
+type subFS struct {
+	vfs.FS
+	dir string
+}
+
+func (f subFS) Create(name string, o vfs.OpenOptions) (vfs.File, error) {
+	return f.FS.Create(path.Join(f.dir, name), o)
+}
+
+func (f subFS) Open(name string, o vfs.OpenOptions) (vfs.File, error) {
+	return f.FS.Open(path.Join(f.dir, name), o)
+}
+
+func (f subFS) MkdirAll(dir string) error { return f.FS.MkdirAll(path.Join(f.dir, dir)) }
+
+func (f subFS) SyncDir(dir string) error { return f.FS.SyncDir(path.Join(f.dir, dir)) }
