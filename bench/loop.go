@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -34,6 +36,7 @@ type loop struct {
 	readBuffer []byte
 	events     [128]unix.EpollEvent
 
+	cancelled  *atomic.Bool // of the whole run
 	base       time.Time
 	now        int64 // nanoseconds since base, at the last look
 	lastAnswer int64
@@ -46,7 +49,7 @@ type loop struct {
 	stats      *stats
 }
 
-func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time) (*loop, error) {
+func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time, cancelled *atomic.Bool) (*loop, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -54,7 +57,7 @@ func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time)
 	l := &loop{
 		epoll: epoll, keys: keys, values: values, random: random{state: mix64(seed)},
 		getShare: o.GetShare, verify: o.Verify, stall: o.StallTimeout,
-		readBuffer: make([]byte, readBytes), base: base, stats: newStats(),
+		readBuffer: make([]byte, readBytes), cancelled: cancelled, base: base, stats: newStats(),
 	}
 	if o.Zipf > 0 {
 		l.zipf = newZipf(o.Zipf, o.Keys)
@@ -169,6 +172,9 @@ func (l *loop) phase(window int, done func() bool) error {
 		}
 	}
 	for !done() {
+		if l.cancelled.Load() {
+			return context.Canceled
+		}
 		if l.lost == len(l.conns) {
 			return fmt.Errorf("every connection is lost: %w", l.lostErr)
 		}

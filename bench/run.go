@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,8 +26,8 @@ const dialTimeout = 5 * time.Second
 // Run loads if asked, runs the workload, and reports. The report is complete
 // also when answers were wrong or failed (see Report.Trouble); an error means
 // that there is no report: bad options, no connection, or a server that
-// stopped answering. Cancelling ctx stops it between phases only; a run is
-// bounded by its own times.
+// stopped answering. Cancelling ctx ends it within milliseconds, without a
+// report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -43,6 +44,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	values := NewValues(o.ValueBytes)
 	base := time.Now()
+	var cancelled atomic.Bool
+	defer context.AfterFunc(ctx, func() { cancelled.Store(true) })()
 	var loops []*loop
 	defer func() {
 		for _, l := range loops {
@@ -59,7 +62,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		requestBytes += setExtrasBytes + o.ValueBytes
 	}
 	for i := range o.Threads {
-		l, err := newLoop(o, keys, values, o.Seed*threadsMax+uint64(i), base)
+		l, err := newLoop(o, keys, values, o.Seed*threadsMax+uint64(i), base, &cancelled)
 		if err != nil {
 			return nil, err
 		}
@@ -88,9 +91,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 		r.LoadSeconds = time.Since(began).Seconds()
 		r.LoadRate = float64(o.Keys) / r.LoadSeconds
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
 	}
 	if o.Runtime > 0 {
 		start := int64(time.Since(base) + o.Warmup)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -186,6 +187,21 @@ func TestRunReportsARefusedConnection(t *testing.T) {
 	}
 }
 
+func TestRunEndsWhenItIsCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := startFake(t, func(n int, r *mcbp.Response) []byte {
+		if n == 1000 {
+			cancel()
+		}
+		return r.Append(nil)
+	})
+	o := small(s.addr())
+	o.Runtime = time.Hour
+	if _, err := Run(ctx, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want %v", err, context.Canceled)
+	}
+}
+
 func TestLoadAlone(t *testing.T) {
 	s := startFake(t, nil)
 	o := small(s.addr())
@@ -273,7 +289,7 @@ func pair(t testing.TB, o Options) (l *loop, c *conn, fd int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err = newLoop(o, keys, NewValues(o.ValueBytes), 1, time.Now())
+	l, err = newLoop(o, keys, NewValues(o.ValueBytes), 1, time.Now(), new(atomic.Bool))
 	if err != nil {
 		t.Fatal(err)
 	}
