@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 duration="${1:-60s}"
 count=0
 for package in $(go list ./...); do
-    for fuzzer in $(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true); do
+    names="$(go test -list '^Fuzz' "$package")" # a package that does not build ends the run
+    for fuzzer in $(grep '^Fuzz' <<<"$names" || true); do
         echo "== $package $fuzzer, $duration"
         go test -run '^$' -fuzz "^$fuzzer\$" -fuzztime "$duration" "$package"
         count=$((count + 1))
