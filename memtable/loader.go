@@ -110,10 +110,11 @@ func (w *LoadWorker) Add(op *Op) error {
 }
 
 // Finish sorts and links everything added and fills the hash index. All
-// workers are done. It needs 32 bytes a version beside the table while it
-// runs. Afterwards the table takes inserts, and the loader is used up. It
-// returns ErrDuplicate for a (key, seqno) that came twice; the table is then
-// only good for Reset or Free.
+// workers are done. Beside the table a version costs 16 bytes until then, and
+// 32 more, outside the Go heap, while it runs. Afterwards the table takes
+// inserts, and the loader is used up. It returns ErrDuplicate for a
+// (key, seqno) that came twice, or an error when memory cannot be mapped; the
+// table is then only good for Reset or Free.
 func (l *Loader) Finish() error {
 	t := l.t
 	if t.Len() != 0 {

@@ -38,28 +38,6 @@ type search struct {
 	prev     [HeightMax]uint32
 }
 
-// descend moves down until there is a node to compare, other than greater,
-// which is known to be behind the target, and loads what the compare and the
-// step after it need. It reports false below level 0.
-func (s *search) descend(cur, next, greater uint32, level int32) bool {
-	a := s.t.nodes
-	for next == greater || next == 0 {
-		if level < s.height {
-			s.prev[level] = cur
-		}
-		if level--; level < 0 {
-			return false
-		}
-		next = a.next(cur, int(level))
-	}
-	s.cur, s.next, s.level = cur, next, level
-	s.nextWord = a.word(next)
-	// The link may lie on another cache line than the key. It may be stale
-	// when it is used, which costs a step of nearest.
-	s.nextNext = a.next(next, int(level))
-	return true
-}
-
 // searchTogether finds the predecessors of every search on the levels below
 // its height. In each round every search compares the node that it loaded a
 // round before and loads the next: the loads of a round do not depend on each
@@ -68,28 +46,43 @@ func (s *search) descend(cur, next, greater uint32, level int32) bool {
 // nearest.
 func searchTogether(searches []search) {
 	var order [groupMax]uint8
-	active := order[:0]
+	active := order[:len(searches)]
 	for i := range searches {
 		s := &searches[i]
-		top := max(int32(s.t.levels.Load()), s.height) - 1
-		if s.descend(s.t.head, s.t.next(s.t.head, int(top)), 0, top) {
-			active = append(active, uint8(i))
-		}
+		// Above the highest level, as if that one had ended.
+		s.cur, s.next = s.t.head, 0
+		s.level = max(int32(s.t.levels.Load()), s.height)
+		active[i] = uint8(i)
 	}
 	for len(active) > 0 {
 		k := 0
 		for _, i := range active {
 			s := &searches[i]
-			more := false
-			if s.after(s.t.nodes, s.next, s.nextWord) {
-				more = s.descend(s.next, s.nextNext, 0, s.level)
-			} else {
-				more = s.descend(s.cur, s.next, s.next, s.level)
+			a, cur, next, level := s.t.nodes, s.cur, s.next, s.level
+			greater := next // if it is behind the target
+			if next != 0 && s.after(a, next, s.nextWord) {
+				cur, next, greater = next, s.nextNext, 0
 			}
-			if more {
-				active[k] = i
-				k++
+			// Down to a node to compare.
+			for next == greater || next == 0 {
+				if level < s.height {
+					s.prev[level] = cur
+				}
+				if level--; level < 0 {
+					break
+				}
+				next = a.next(cur, int(level))
 			}
+			if level < 0 {
+				continue
+			}
+			s.cur, s.next, s.level = cur, next, level
+			s.nextWord = a.word(next)
+			// The link may lie on another cache line than the key. It may be
+			// stale when it is used, which costs a step of nearest.
+			s.nextNext = a.next(next, int(level))
+			active[k] = i
+			k++
 		}
 		active = active[:k]
 	}
