@@ -307,7 +307,7 @@ func (r *recoverer) replay() error {
 	r.scan = res
 	db.recovery.Clean = res.Clean
 	db.recovery.Groups, db.recovery.Records, db.recovery.Bytes = res.Groups, res.Records, res.Bytes
-	db.recovery.Segments = len(segments)
+	db.recovery.Segments, db.recovery.Discarded = len(segments), res.DiscardedGroups
 	return r.finishLoaders()
 }
 
@@ -583,7 +583,7 @@ func (r *recoverer) startLog() error {
 		SegmentBytes: db.segmentBytes,
 		ReserveBytes: db.reserveBytes,
 		NextID:       func() entry.SegmentID { return entry.SegmentID(db.edits.log.NextFileNumber()) },
-		Register:     db.register, Sealed: db.sealed, Failed: db.failed, Logf: db.o.Logf,
+		Register:     db.register, Sealed: db.sealed, Idle: db.promiseEdits, Failed: db.failed, Logf: db.o.Logf,
 		After: wal.Chain{Segment: r.scan.End.Segment, End: r.scan.End.Offset, Last: r.scan.Last},
 		Next:  next,
 	}, r.open)

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"errors"
 	"time"
 
 	"fluxkv/internal/entry"
@@ -36,10 +37,19 @@ func (l *Log) runFlusher() {
 		case <-timer.C:
 		}
 		l.o.Mu.Lock()
+		promises := l.stats.promises.Load()
 		wait := l.flushDueLocked()
 		l.flusherAt = time.Now().Add(wait)
 		l.o.Mu.Unlock()
 		timer.Reset(wait)
+		if l.o.Idle != nil && l.stats.promises.Load() != promises {
+			if err := l.o.Idle(); err != nil {
+				l.o.Logf("promise of an idle store: %v", err)
+				if errors.Is(err, ErrFailed) {
+					l.Fail(err)
+				}
+			}
+		}
 	}
 }
 

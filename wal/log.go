@@ -66,6 +66,9 @@ type LogOptions struct {
 	Sealed func(s SealedSegment) error
 	// Durable, if set, is called without locks after the durable seqno moved.
 	Durable func(entry.Seqno)
+	// Idle, if set, is called without locks when the log has fallen idle and
+	// written its promise. An error that wraps ErrFailed ends the log.
+	Idle func() error
 	// Failed, if set, is called once, with Mu held, when the log failed. It must
 	// not block.
 	Failed func(error)
