@@ -307,6 +307,42 @@ func TestScanWithWorkers(t *testing.T) {
 	}
 }
 
+// TestScanWaitsForMemoryOfLargeGroups reads groups of which two exceed what
+// buffers of large groups may take together.
+func TestScanWaitsForMemoryOfLargeGroups(t *testing.T) {
+	b := newMemBuilder(t, 4096, 64<<20)
+	b.roll(1)
+	for range 3 {
+		b.sets(1, scanOwnBytesMax/2+1)
+	}
+	b.sets(1, 1)
+	chunks := make(chan *Chunk, 8)
+	released := make(chan struct{})
+	go func() {
+		for c := range chunks {
+			c.Release()
+		}
+		close(released)
+	}()
+	delivered := 0
+	res, err := Scan(context.Background(), b.options(), func(c *Chunk) error {
+		p := c.buf.pool
+		p.mu.Lock()
+		if p.ownBytes > scanOwnBytesMax {
+			t.Errorf("%d bytes in buffers of large groups", p.ownBytes)
+		}
+		p.mu.Unlock()
+		delivered++
+		chunks <- c
+		return nil
+	})
+	close(chunks)
+	<-released
+	if err != nil || res.Records != 4 || delivered < 4 {
+		t.Fatalf("%d records in %d chunks: %v", res.Records, delivered, err)
+	}
+}
+
 func TestScanStopsWithTheErrorOfItsUser(t *testing.T) {
 	b := newMemBuilder(t, 512, 4<<20)
 	b.roll(1)
