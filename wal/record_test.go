@@ -19,6 +19,17 @@ func TestInlineRecordCostsThreeBytes(t *testing.T) {
 	}
 }
 
+func TestTombstoneAndClearBytes(t *testing.T) {
+	for _, n := range []int{1, 255, 256, MaxKeyBytes} {
+		if rec := AppendDelete(nil, make([]byte, n)); len(rec) != DeleteBytes(n) {
+			t.Errorf("tombstone of a key of %d bytes takes %d, DeleteBytes says %d", n, len(rec), DeleteBytes(n))
+		}
+	}
+	if rec := AppendClear(nil); len(rec) != ClearBytes {
+		t.Errorf("clear takes %d bytes", len(rec))
+	}
+}
+
 func drawMeta(t *rapid.T) entry.Meta {
 	var m entry.Meta
 	if rapid.Bool().Draw(t, "has flags") {

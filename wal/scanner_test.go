@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -304,6 +305,33 @@ func TestScanWithWorkers(t *testing.T) {
 	}
 	if n := <-counts + <-counts; n != 600 || res.Records != 600 {
 		t.Fatalf("%d records of 600", n)
+	}
+}
+
+// TestScanWaitsForItsUsers holds every chunk until the scan has no buffer left.
+func TestScanWaitsForItsUsers(t *testing.T) {
+	b := newMemBuilder(t, 512, 4<<20)
+	b.roll(1)
+	for range 100 {
+		b.sets(1, 20_000)
+	}
+	o := b.options()
+	o.Buffers = 3
+	var users sync.WaitGroup
+	total := 0
+	res, err := Scan(context.Background(), o, func(c *Chunk) error {
+		total += c.Bytes()
+		users.Go(func() {
+			for len(c.buf.pool.free) > 0 {
+				runtime.Gosched()
+			}
+			c.Release()
+		})
+		return nil
+	})
+	users.Wait()
+	if err != nil || res.Records != 100 || total != int(b.off)-512 {
+		t.Fatalf("%d records in %d bytes: %v", res.Records, total, err)
 	}
 }
 
