@@ -57,6 +57,7 @@ type conn struct {
 	readErr         error
 	writeRest       []byte
 	writeErr        error
+	writeEnd        time.Time // of the write as a whole; zero until it must wait
 	readArmed       armed
 	writeArmed      bool
 
@@ -304,7 +305,7 @@ func slowest(n int64) time.Duration {
 // write sends b, and blocks as long as the peer does not take it, up to a
 // deadline. Nothing is read meanwhile.
 func (c *conn) write(b []byte) error {
-	c.writeRest, c.writeErr = b, nil
+	c.writeRest, c.writeErr, c.writeEnd = b, nil, time.Time{}
 	err := c.raw.Write(c.writeFn)
 	c.writeRest = nil
 	if c.writeArmed {
@@ -326,10 +327,7 @@ func (c *conn) tryWrite(fd uintptr) bool {
 			c.writeRest = c.writeRest[n:]
 		case syscall.EINTR:
 		case syscall.EAGAIN:
-			if !c.writeArmed {
-				c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.WriteTimeout + slowest(int64(len(c.writeRest)))))
-				c.writeArmed = true
-			}
+			c.armWrite()
 			return false
 		default:
 			c.writeErr = os.NewSyscallError("write", err)
@@ -337,6 +335,21 @@ func (c *conn) tryWrite(fd uintptr) bool {
 		}
 	}
 	return true
+}
+
+// armWrite sets the deadline of a write that must wait: WriteTimeout from now,
+// which progress renews, and no more for the whole than the lowest rate allows.
+func (c *conn) armWrite() {
+	now := time.Now()
+	if c.writeEnd.IsZero() {
+		c.writeEnd = now.Add(c.srv.opts.WriteTimeout + slowest(int64(len(c.writeRest))))
+	}
+	at := now.Add(c.srv.opts.WriteTimeout)
+	if at.After(c.writeEnd) {
+		at = c.writeEnd
+	}
+	c.nc.SetWriteDeadline(at)
+	c.writeArmed = true
 }
 
 // drain ends the connection when the pass in progress is answered.

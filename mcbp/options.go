@@ -30,8 +30,9 @@ type Options struct {
 	// FrameTimeout closes a connection whose started frame does not arrive in
 	// this time plus one second for every 64 KiB of it. Default 30 s.
 	FrameTimeout time.Duration
-	// WriteTimeout closes a connection that does not take the answers of a pass
-	// in this time plus one second for every 64 KiB of them. Default 30 s.
+	// WriteTimeout closes a connection that takes no answers for this long, or
+	// those of a pass not within it plus one second for every 64 KiB of them.
+	// Default 30 s.
 	WriteTimeout time.Duration
 	// IdleTimeout closes a connection that asks nothing for this long. Default
 	// 0: never.

@@ -544,8 +544,10 @@ func TestR10_EveryAnswerWaits(t *testing.T) {
 		}
 	}
 	other := newDriver(t, srv)
-	if r := other.p.pass(&other.s, keyRequestFrame(OpDelete, "none", nil)); r.wait < high {
-		t.Errorf("a miss from Update waits for %d, want at least %d", r.wait, high)
+	wrong := keyRequest(OpDelete, "k")
+	wrong.CAS = 1 << 60
+	if r := other.p.pass(&other.s, wrong.Append(nil)); r.wait < high || responses(t, other.p.out)[0].Status != StatusExists {
+		t.Errorf("an error from Update waits for %d, want at least %d", r.wait, high)
 	}
 }
 
