@@ -151,14 +151,18 @@ func (r *Report) WriteJSON(w io.Writer) error {
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	o := &r.Options
-	fmt.Fprintf(&b, "%s %dx%d, %d keys of %d bytes (%s), values of %d bytes", o.Workload, o.Conns, o.Pipeline, o.Keys, o.KeyBytes, o.KeyFormat, o.ValueBytes)
-	if o.Workload == KindMixed {
+	kind, window := string(o.Workload), o.Pipeline
+	if o.Runtime == 0 {
+		kind, window = "load", max(window, loadWindow)
+	}
+	fmt.Fprintf(&b, "%s %dx%d, %d keys of %d bytes (%s), values of %d bytes", kind, o.Conns, window, o.Keys, o.KeyBytes, o.KeyFormat, o.ValueBytes)
+	if o.Runtime > 0 && o.Workload == KindMixed {
 		fmt.Fprintf(&b, ", %.0f %% GET", 100*o.GetShare)
 	}
-	if o.Zipf > 0 {
+	if o.Runtime > 0 && o.Zipf > 0 {
 		fmt.Fprintf(&b, ", zipf %g", o.Zipf)
 	}
-	if o.Verify {
+	if o.Runtime > 0 && o.Verify {
 		b.WriteString(", bytes checked")
 	}
 	b.WriteByte('\n')

@@ -116,7 +116,7 @@ func TestRunNamesItsTroubles(t *testing.T) {
 				return nil
 			}
 			return r.Append(nil)
-		}, "1 connections were lost: EOF"},
+		}, "1 connections were lost: "},
 		{"an answer out of step", false, func(n int, r *mcbp.Response) []byte {
 			if n == 600 {
 				r.Opaque++
