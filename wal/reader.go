@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -88,7 +89,7 @@ func (s *docScratch) read(reads []DocRead, secret *Secret, direct bool, dst []by
 	}
 	if len(reads) > 1 {
 		// Once, so that values of a batch share one piece of memory.
-		dst = grow(dst, min(total, docRoundBytesMax))
+		dst = slices.Grow(dst, min(total, docRoundBytesMax))
 	}
 	for len(reads) > 0 {
 		n, size := 0, 0
