@@ -289,12 +289,12 @@ func TestInflate(t *testing.T) {
 		{name: "literal with its length in a byte", block: []byte{2, 60 << 2, 1, 'h', 'i'}, want: "hi"},
 		{name: "no length", block: nil, want: "!declares"},
 		{name: "bomb", block: []byte{0xff, 0xff, 0xff, 0xff, 3, 0, 'x'}, want: "!declares"},
-		{name: "copy from before the start", block: []byte{6, 0 << 2, 'x', 1<<2 | 1, 9}, want: "!before the start"},
-		{name: "copy of offset 0", block: []byte{6, 0 << 2, 'x', 1<<2 | 1, 0}, want: "!before the start"},
-		{name: "more than declared", block: []byte{2, 2 << 2, 'a', 'b', 'c'}, want: "!bad element"},
-		{name: "less than declared", block: []byte{4, 2 << 2, 'a', 'b', 'c'}, want: "!declares 4"},
-		{name: "literal cut short", block: []byte{3, 2 << 2, 'a'}, want: "!cut short"},
-		{name: "copy cut short", block: []byte{6, 0 << 2, 'x', 1<<2 | 2, 1}, want: "!bad element"},
+		{name: "copy from before the start", block: []byte{6, 0 << 2, 'x', 1<<2 | 1, 9}, want: "!corrupt input"},
+		{name: "copy of offset 0", block: []byte{6, 0 << 2, 'x', 1<<2 | 1, 0}, want: "!corrupt input"},
+		{name: "more than declared", block: []byte{2, 2 << 2, 'a', 'b', 'c'}, want: "!corrupt input"},
+		{name: "less than declared", block: []byte{4, 2 << 2, 'a', 'b', 'c'}, want: "!corrupt input"},
+		{name: "literal cut short", block: []byte{3, 2 << 2, 'a'}, want: "!corrupt input"},
+		{name: "copy cut short", block: []byte{6, 0 << 2, 'x', 1<<2 | 2, 1}, want: "!corrupt input"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := Record{Compressed: true, Value: c.block}
