@@ -1,0 +1,240 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"fluxkv/lsm"
+	"fluxkv/mcbp"
+)
+
+// config is what the flags say.
+type config struct {
+	port       uint16
+	host       string
+	unixSocket string
+	dataDir    string
+	httpPort   uint16
+
+	vbuckets int
+	kvstores int
+
+	memQuota    size
+	writeCache  size
+	durable     bool
+	asyncWindow time.Duration
+	overload    choice
+	inlineLimit size
+	segmentSize size
+	logAlign    size
+	logInflight int
+	directIO    bool
+
+	maxItemSize size
+	maxConns    int
+
+	version bool
+}
+
+// choice is one word of a few.
+type choice struct {
+	word  string
+	words []string
+}
+
+func (c *choice) Set(text string) error {
+	if !slices.Contains(c.words, text) {
+		return errors.New("want " + strings.Join(c.words, " or "))
+	}
+	c.word = text
+	return nil
+}
+
+func (c *choice) String() string { return c.word }
+
+// Type is part of pflag.Value.
+func (c *choice) Type() string { return "word" }
+
+// unitOf is the annotation that carries a flag's unit to docs/flags.md.
+const unitOf = "unit"
+
+// flagSet returns the flags with their defaults, which fill c.
+func flagSet(c *config) *pflag.FlagSet {
+	*c = config{
+		memQuota:    1 << 30,
+		inlineLimit: 255,
+		segmentSize: 128 << 20,
+		logAlign:    4096,
+		maxItemSize: 20 << 20,
+		overload:    choice{word: "stall", words: []string{"stall", "reject"}},
+	}
+	f := pflag.NewFlagSet("fluxkv", pflag.ContinueOnError)
+	f.SortFlags = false
+	unit := func(name, unit string) {
+		if err := f.SetAnnotation(name, unitOf, []string{unit}); err != nil {
+			panic(err) // a name that is not registered: a mistake in this function
+		}
+	}
+	f.Uint16Var(&c.port, "port", 11210, "TCP port of the memcached binary protocol; 0 picks a free one, which the ready line names")
+	unit("port", "port")
+	f.StringVar(&c.host, "host", "127.0.0.1", "address to listen on, for the protocol and for HTTP; there is no authentication, so think before you leave the loopback interface")
+	unit("host", "address")
+	f.StringVar(&c.unixSocket, "unix-socket", "", "path of a unix socket to listen on as well; its file gets mode 0600")
+	unit("unix-socket", "path")
+	f.StringVar(&c.dataDir, "data-dir", "./data", "directory of the store; created when missing")
+	unit("data-dir", "path")
+	f.Uint16Var(&c.httpPort, "http-port", 0, "TCP port of the operators' pages: /stats as JSON; 0 is off")
+	unit("http-port", "port")
+	f.IntVar(&c.vbuckets, "vbuckets", 16, "partitions of the keys that the protocol sees, 1 to 65535; fixed when a store is created, and an existing store keeps its own when the flag is not given")
+	unit("vbuckets", "count")
+	f.IntVar(&c.kvstores, "kvstores", 16, "partitions of the engine, 1 to 16 and at most --vbuckets; fixed like --vbuckets")
+	unit("kvstores", "count")
+	f.Var(&c.memQuota, "mem-quota", "memory of the store outside the Go heap; the limits of the Go heap follow it unless GOGC or GOMEMLIMIT are set")
+	unit("mem-quota", "size")
+	f.Var(&c.writeCache, "write-cache", "memory for documents that are in no table yet, at most --mem-quota; 0 is a quarter of it. Writers slow down above 3/4 of it and meet --overload at it")
+	unit("write-cache", "size")
+	f.BoolVar(&c.durable, "durable", true, "answer a write when it survives a power cut; false: when it is in memory, and a kill or power cut loses at most --async-window")
+	unit("durable", "true or false")
+	f.DurationVar(&c.asyncWindow, "async-window", 10*time.Millisecond, "longest time that a write waits for its sync when nobody waits for it, up to 1m")
+	unit("async-window", "duration, as 10ms or 1.5s")
+	f.Var(&c.overload, "overload", "what a writer meets when the write cache is full: stall (it waits) or reject (it is answered \"out of memory\" at once)")
+	unit("overload", "stall or reject")
+	f.Var(&c.inlineLimit, "inline-limit", "largest value that is kept beside its key, up to 64KiB; larger ones live in the log. Raising it saves reads and adds writing")
+	unit("inline-limit", "size")
+	f.Var(&c.segmentSize, "segment-size", "cap on the size of a log segment, 4MiB to 2GiB")
+	unit("segment-size", "size")
+	f.Var(&c.logAlign, "log-align", "granularity of log writes, a power of two from 512 to 64KiB; below the device's physical block a torn write may damage what was acknowledged")
+	unit("log-align", "size")
+	f.IntVar(&c.logInflight, "log-inflight", 1, "log writes in flight at once, 1 to 8; more than 1 buys little on most devices")
+	unit("log-inflight", "count")
+	f.BoolVar(&c.directIO, "direct-io", true, "bypass the page cache; where the file system cannot, the log says so and the page cache is used")
+	unit("direct-io", "true or false")
+	f.Var(&c.maxItemSize, "max-item-size", "largest key + value, up to 64MiB; a larger one is answered \"too large\"")
+	unit("max-item-size", "size")
+	f.IntVar(&c.maxConns, "max-conns", 4096, "connections served at once; one more is closed as soon as it is accepted")
+	unit("max-conns", "count")
+	f.BoolVar(&c.version, "version", false, "print the version and exit")
+	unit("version", "true or false")
+	return f
+}
+
+// parse reads args into c. It returns an exit status and false when there is
+// nothing to run.
+func parse(c *config, args []string, stdout, stderr io.Writer) (lo lsm.Options, po mcbp.Options, status int, ok bool) {
+	f := flagSet(c)
+	f.SetOutput(io.Discard)
+	err := f.Parse(args)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		fmt.Fprintf(stdout, "usage: fluxkv [flags]\n\nSizes: KiB MiB GiB = 1024, kB MB GB = 1000, bare = bytes. Durations: 10ms, 1.5s.\nExit status: 0 drained, 1 failed, 2 usage.\n\n%s", f.FlagUsages())
+		return lo, po, exitDrained, false
+	case err == nil && f.NArg() > 0:
+		err = fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	if err == nil {
+		lo, po, err = c.options(f.Changed)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "fluxkv: %v\n", err)
+		return lo, po, exitUsage, false
+	}
+	return lo, po, 0, true
+}
+
+// options turns flags into the options of the engine and of the server, and
+// names the flag of every value that one of them refuses.
+func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.Options, err error) {
+	lo = lsm.Options{
+		MemQuota:     int64(c.memQuota),
+		WriteCache:   int64(c.writeCache),
+		NonDurable:   !c.durable,
+		AsyncWindow:  c.asyncWindow,
+		Reject:       c.overload.word == "reject",
+		InlineLimit:  int(c.inlineLimit),
+		SegmentBytes: int64(c.segmentSize),
+		LogAlign:     int(c.logAlign),
+		LogInflight:  c.logInflight,
+		BufferedIO:   !c.directIO,
+		MaxItemBytes: int(c.maxItemSize),
+	}
+	if given("vbuckets") {
+		lo.VBuckets = c.vbuckets
+	}
+	if given("kvstores") {
+		lo.KVStores = c.kvstores
+	}
+	if c.inlineLimit == 0 {
+		lo.InlineLimit = -1 // in Options 0 is the default
+	}
+	po = mcbp.Options{
+		MaxConns:      c.maxConns,
+		MaxItemBytes:  int(c.maxItemSize),
+		BatchBytesMax: lo.BatchBytesMax(),
+		BufferBytes:   max(128<<20, int64(c.memQuota)/4),
+	}
+	var errs []error
+	// What Options would take for "the default" is a mistake as a flag.
+	for _, z := range []struct {
+		name string
+		zero bool
+	}{
+		{"vbuckets", c.vbuckets == 0}, {"kvstores", c.kvstores == 0}, {"mem-quota", c.memQuota == 0},
+		{"async-window", c.asyncWindow == 0}, {"segment-size", c.segmentSize == 0}, {"log-align", c.logAlign == 0},
+		{"log-inflight", c.logInflight == 0}, {"max-item-size", c.maxItemSize == 0}, {"max-conns", c.maxConns == 0},
+	} {
+		if z.zero {
+			errs = append(errs, fmt.Errorf("--%s 0: want more", z.name))
+		}
+	}
+	if c.dataDir == "" {
+		errs = append(errs, errors.New("--data-dir: want a path"))
+	}
+	if err := lo.Validate(); err != nil {
+		errs = append(errs, flagError(err))
+	} else if err := po.Validate(); err != nil { // it repeats limits of lo
+		errs = append(errs, flagError(err))
+	}
+	return lo, po, errors.Join(errs...)
+}
+
+// optionFlags says which flag fills an option that Validate may name.
+var optionFlags = map[string]string{
+	"VBuckets":     "vbuckets",
+	"KVStores":     "kvstores",
+	"MemQuota":     "mem-quota",
+	"WriteCache":   "write-cache",
+	"AsyncWindow":  "async-window",
+	"InlineLimit":  "inline-limit",
+	"SegmentBytes": "segment-size",
+	"LogAlign":     "log-align",
+	"LogInflight":  "log-inflight",
+	"MaxItemBytes": "max-item-size",
+	"MaxConns":     "max-conns",
+}
+
+// flagError puts the names of flags where Validate has those of options.
+func flagError(err error) error {
+	lines := strings.Split(err.Error(), "\n")
+	for i, line := range lines {
+		words := strings.Split(line, " ")
+		for j, w := range words {
+			if name, ok := optionFlags[w]; ok {
+				words[j] = "--" + name
+			}
+		}
+		lines[i] = strings.Join(words, " ")
+	}
+	return errors.New(strings.Join(lines, "\n"))
+}
+
+func (c *config) address(port uint16) string {
+	return net.JoinHostPort(c.host, strconv.Itoa(int(port)))
+}
