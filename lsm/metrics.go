@@ -17,13 +17,16 @@ type counters struct {
 
 // Recovery says what Open found.
 type Recovery struct {
-	Created  bool          `json:"created"` // a new store
-	Clean    bool          `json:"clean"`   // it was closed in order
-	Segments int           `json:"segments"`
-	Groups   int64         `json:"groups"`
-	Records  int64         `json:"records"`
-	Bytes    int64         `json:"bytes"` // of log read
-	Duration time.Duration `json:"nanoseconds"`
+	Created  bool  `json:"created"` // a new store
+	Clean    bool  `json:"clean"`   // it was closed in order
+	Segments int   `json:"segments"`
+	Groups   int64 `json:"groups"`
+	// Discarded counts intact groups behind a torn one: written, but never
+	// acknowledged, because not all before them was durable.
+	Discarded int64         `json:"discarded_groups"`
+	Records   int64         `json:"records"`
+	Bytes     int64         `json:"bytes"` // of log read
+	Duration  time.Duration `json:"nanoseconds"`
 }
 
 // Stats is a snapshot of what the store knows about itself. Counters count

@@ -258,6 +258,9 @@ func (s *scan) crossRecordedEnd(f *openedSegment) error {
 	}
 	s.res.End.Segment, s.res.End.Offset = f.ID, f.End
 	s.chained = true
+	// A recorded end says that the store was opened since it was closed here,
+	// and may have handed out seqnos that left no trace.
+	s.flags &^= GroupClose
 	return nil
 }
 

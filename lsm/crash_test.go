@@ -1,0 +1,313 @@
+package lsm
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"fluxkv/internal/vfs"
+	"fluxkv/internal/vfs/memfs"
+)
+
+// How the loops work:
+//
+//	base ──copy──> disk ──play, power cut at call n──> what clients were told (history)
+//	                 │
+//	                 └─> for each damage and seed: a copy of the disk as it is found
+//	                       open, compare with the history, write, (crash again), open, compare
+//
+// for every n, before the call and within it. Copies that were checked before,
+// byte by byte and with the same history, are not checked again. For some
+// copies the recovery itself is crashed at every call.
+//
+// FLUXKV_SOAK=1 takes more seeds and crashes every recovery.
+
+// tally counts what a loop did.
+type tally struct {
+	plays, images, checks, recoveries, discards atomic.Int64
+}
+
+func (c *tally) String() string {
+	return fmt.Sprintf("%d scenarios cut, %d images, %d different ones opened and checked, %d recoveries cut, %d with a discarded group",
+		c.plays.Load(), c.images.Load(), c.checks.Load(), c.recoveries.Load(), c.discards.Load())
+}
+
+func soak() bool { return os.Getenv("FLUXKV_SOAK") != "" }
+
+// seedsOf is how often a damage is drawn.
+func seedsOf(d memfs.Damage) int64 {
+	switch d {
+	case memfs.Random, memfs.Torn, memfs.Prefix:
+		if soak() {
+			return 12
+		}
+		return 3
+	case memfs.OldContent:
+		return 2
+	}
+	return 1
+}
+
+// inParallel runs fn(0..n-1) on a few goroutines: some scenarios wait for
+// timers.
+func inParallel(n, workers int, fn func(i int)) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				fn(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// loop is the crash loop of one scenario.
+type loop struct {
+	t    *testing.T
+	sc   *scenario
+	o    Options
+	base *memfs.FS
+	h    *history
+	*tally
+
+	calls int64 // of the scenario on a good disk
+
+	mu           sync.Mutex
+	checked      map[[3]uint64]bool
+	recovered    int   // recoveries that were crashed at every call
+	nextRecovery int64 // not before a crash at this call
+}
+
+func newLoop(t *testing.T, sc *scenario, c *tally) *loop {
+	l := &loop{t: t, sc: sc, o: sc.tiny(), tally: c, checked: map[[3]uint64]bool{}}
+	l.base, l.h = sc.start(t)
+	return l
+}
+
+// player puts a copy of the base under a fresh player.
+func (l *loop) player() (*player, *memfs.FS) {
+	disk := l.base.CrashCopy(0, memfs.DropAll)
+	p := newPlayer(l.sc.disk(disk), l.o, l.h.clone())
+	p.halted = func() bool { _, off := disk.Crashed(); return off }
+	return p, disk
+}
+
+// rehearse plays the scenario once on a good disk. It returns how many calls
+// that took.
+func (l *loop) rehearse() int64 {
+	p, disk := l.player()
+	l.sc.play(p)
+	p.close()
+	if p.dead != nil {
+		l.t.Fatal("on a good disk: ", p.dead)
+	}
+	if p.report(l.t, "on a good disk") {
+		l.t.FailNow()
+	}
+	for _, c := range l.sc.crossed {
+		if n := disk.Count(c.pattern, c.kind); n < c.min {
+			l.t.Errorf("the scenario made %d calls of %v %s, at least %d are wanted", n, c.kind, c.pattern, c.min)
+		}
+	}
+	l.calls = disk.Calls()
+	return l.calls
+}
+
+// crash plays the scenario with a power cut at call n and checks every disk
+// that this may leave.
+func (l *loop) crash(n int64, when memfs.When) {
+	p, disk := l.player()
+	disk.CrashAt(n, when)
+	l.sc.play(p)
+	p.close()
+	l.plays.Add(1)
+	op, crashed := disk.Crashed()
+	where := fmt.Sprintf("power cut %s call %v", [...]string{"before", "within"}[when], op)
+	if p.report(l.t, where) {
+		return
+	}
+	if !crashed && p.dead != nil {
+		l.t.Errorf("no power cut: %v", p.dead)
+		return
+	}
+	for _, d := range memfs.Damages() {
+		for seed := range seedsOf(d) {
+			l.images.Add(1)
+			image := disk.CrashCopy(n*100+seed, d)
+			here := fmt.Sprintf("%s, %v, seed %d", where, d, n*100+seed)
+			if !l.fresh(image, p.h, p.clock.Load()) {
+				continue
+			}
+			if l.wantRecoveryCrash(op, n) {
+				l.crashRecovery(image, p.h, p.clock.Load(), here)
+			}
+			l.check(image, p.h, p.clock.Load(), here)
+		}
+	}
+}
+
+// fresh reports whether this disk with this history was not checked yet.
+func (l *loop) fresh(image *memfs.FS, h *history, clock int64) bool {
+	key := [3]uint64{imageSum(image), h.fingerprint(), uint64(clock)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.checked[key] {
+		return false
+	}
+	l.checked[key] = true
+	return true
+}
+
+// check opens what a crash left, compares, goes on with it, and opens it again,
+// after a close or another power cut.
+func (l *loop) check(image *memfs.FS, h *history, clock int64, where string) {
+	if l.t.Failed() {
+		return // one story at a time
+	}
+	n := l.checks.Add(1)
+	p := newPlayer(image, l.o, h.clone())
+	p.clock.Store(clock)
+	p.open()
+	if p.dead != nil {
+		l.t.Errorf("%s: %v", where, p.dead)
+		return
+	}
+	if p.db.recovery.Discarded > 0 {
+		l.discards.Add(1)
+	}
+	p.settle()
+	if !p.report(l.t, where) {
+		p.h.clients = append(p.h.clients, &client{name: "new"})
+		i := len(p.h.clients) - 1
+		p.write(i, "new1", "new2:100")
+		p.sync(i)
+		p.look(i, "new2")
+		p.verify()
+		if p.dead != nil {
+			l.t.Errorf("%s: after recovery: %v", where, p.dead)
+		}
+	}
+	if p.report(l.t, where+": after recovery") || p.dead != nil {
+		p.close()
+		return
+	}
+	again := image
+	if n%2 == 0 {
+		again = image.CrashCopy(n, memfs.DropAll)
+	}
+	p.close()
+	q := newPlayer(again, l.o, p.h)
+	q.clock.Store(clock)
+	q.open()
+	if q.dead != nil {
+		l.t.Errorf("%s: opened again: %v", where, q.dead)
+		return
+	}
+	q.verify()
+	q.report(l.t, where+": opened again")
+	q.close()
+}
+
+// wantRecoveryCrash picks the copies whose recovery is crashed: after a group
+// write, a switch or a new name, some way apart.
+func (l *loop) wantRecoveryCrash(op vfs.Op, n int64) bool {
+	limit, apart := 2, l.calls/3
+	if soak() {
+		limit, apart = 1000, 0
+	}
+	if testing.Short() {
+		limit = 1
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch op.Kind {
+	case vfs.OpWriteDurable, vfs.OpRename, vfs.OpSyncDir:
+	default:
+		return false
+	}
+	if l.recovered >= limit || n < l.nextRecovery {
+		return false
+	}
+	l.recovered++
+	l.nextRecovery = n + apart
+	return true
+}
+
+// crashRecovery cuts the power at every call of the start after a crash.
+func (l *loop) crashRecovery(image *memfs.FS, h *history, clock int64, where string) {
+	for m := int64(1); !l.t.Failed(); m++ {
+		disk := image.CrashCopy(0, memfs.DropAll)
+		disk.CrashAt(m, memfs.Within)
+		p := newPlayer(disk, l.o, h.clone())
+		p.clock.Store(clock)
+		p.halted = func() bool { _, off := disk.Crashed(); return off }
+		p.open()
+		if !p.over() {
+			p.settle()
+			p.h.clients = append(p.h.clients, &client{name: "mid"})
+			p.write(len(p.h.clients)-1, "mid1")
+		}
+		p.close()
+		l.recoveries.Add(1)
+		op, crashed := disk.Crashed()
+		here := fmt.Sprintf("%s, then power cut within call %v of the recovery", where, op)
+		if p.report(l.t, here) {
+			return
+		}
+		for _, d := range []memfs.Damage{memfs.DropAll, memfs.KeepAll, memfs.Random, memfs.Torn} {
+			second := disk.CrashCopy(m, d)
+			l.images.Add(1)
+			if l.fresh(second, p.h, clock) {
+				l.check(second, p.h, clock, fmt.Sprintf("%s, %v", here, d))
+			}
+		}
+		if !crashed {
+			return
+		}
+	}
+}
+
+// TestCrashLoop cuts the power at every call of every scenario.
+func TestCrashLoop(t *testing.T) {
+	start := time.Now()
+	var total tally
+	for _, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			began := time.Now()
+			var c tally
+			l := newLoop(t, sc, &c)
+			calls := l.rehearse()
+			step := 1
+			if testing.Short() {
+				step = 3
+			}
+			// Goroutines of the store make the number of calls vary a little.
+			points := int(2*(calls+2)) / step
+			inParallel(points, 4*runtime.GOMAXPROCS(0), func(i int) {
+				if !t.Failed() {
+					l.crash(int64(i*step/2+1), memfs.When(i%2))
+				}
+			})
+			if sc.discards && c.discards.Load() == 0 {
+				t.Error("no crash tore a group with a later one intact")
+			}
+			total.plays.Add(c.plays.Load())
+			total.images.Add(c.images.Load())
+			total.checks.Add(c.checks.Load())
+			total.recoveries.Add(c.recoveries.Load())
+			total.discards.Add(c.discards.Load())
+			t.Logf("%d calls; %v; %.1f s", calls, &c, time.Since(began).Seconds())
+		})
+	}
+	t.Logf("crash loop: %d scenarios; %v; %.1f s", len(scenarios), &total, time.Since(start).Seconds())
+}
