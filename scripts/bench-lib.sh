@@ -44,18 +44,18 @@ free_port() { # sets $port to one that nobody listens on
 start_server() {
     local dir=$1 line began
     shift
-    free_port
     rm -f "$work/output"
     mkfifo "$work/output"
     began=${EPOCHREALTIME/[.,]/}
-    "$server" --port "$port" --data-dir "$dir" "$@" >"$work/output" 2>&1 &
+    "$server" --port 0 --data-dir "$dir" "$@" >"$work/output" 2>&1 &
     pid=$!
     pids+=("$pid")
     exec 4<"$work/output"
     ready_line=""
     while IFS= read -r -t 120 line <&4; do
         echo "$line" >>"$work/server.log"
-        if [[ $line == *"127.0.0.1:$port"* ]]; then
+        if [[ $line =~ "ready on 127.0.0.1:"([0-9]+) ]]; then
+            port=${BASH_REMATCH[1]}
             ready_us=$((${EPOCHREALTIME/[.,]/} - began))
             ready_line=$line
             break

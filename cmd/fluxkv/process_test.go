@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -58,35 +59,26 @@ func missing(t testing.TB, what string) {
 type process struct {
 	t    testing.TB
 	cmd  *exec.Cmd
-	addr string
-	port string
+	addr string // after up
+	port string // after up
 
 	mu     sync.Mutex
 	output strings.Builder
-	ready  string
 	up     chan struct{} // closed when the ready line was printed
 	done   chan struct{} // closed when the process ended
 	err    error         // of Wait, after done
 }
 
-// freePort returns a port that nobody listened on a moment ago.
-func freePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
+// readyAddress finds where the server listens in the line that says so.
+var readyAddress = regexp.MustCompile(`ready on 127\.0\.0\.1:(\d+)`)
 
 // launch starts command, whose last arguments are those of the server, without
-// waiting for it. The process does not outlive the test.
-func launch(t testing.TB, port string, command ...string) *process {
+// waiting for it. The server must be told to pick its port. The process does
+// not outlive the test.
+func launch(t testing.TB, command ...string) *process {
 	t.Helper()
 	p := &process{
-		t: t, cmd: exec.Command(command[0], command[1:]...), addr: "127.0.0.1:" + port, port: port,
+		t: t, cmd: exec.Command(command[0], command[1:]...),
 		up: make(chan struct{}), done: make(chan struct{}),
 	}
 	r, w, err := os.Pipe()
@@ -104,8 +96,8 @@ func launch(t testing.TB, port string, command ...string) *process {
 			line := s.Text()
 			p.mu.Lock()
 			p.output.WriteString(line + "\n")
-			if p.ready == "" && strings.Contains(line, p.addr) {
-				p.ready = line
+			if m := readyAddress.FindStringSubmatch(line); m != nil && p.port == "" {
+				p.port, p.addr = m[1], "127.0.0.1:"+m[1]
 				close(p.up)
 			}
 			p.mu.Unlock()
@@ -129,8 +121,7 @@ func start(t testing.TB, binary, dir string, flags ...string) *process {
 
 func startUnready(t testing.TB, binary, dir string, flags ...string) *process {
 	t.Helper()
-	port := freePort(t)
-	return launch(t, port, append([]string{binary, "--port", port, "--data-dir", dir}, flags...)...)
+	return launch(t, append([]string{binary, "--port", "0", "--data-dir", dir}, flags...)...)
 }
 
 func (p *process) waitReady() {

@@ -137,12 +137,11 @@ func TestNoDurableAnswerLeavesEarly(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			out := filepath.Join(dir, "trace")
-			port := freePort(t)
 			// -D keeps the server our child, so that signals and exit status
 			// are its own.
-			p := launch(t, port, strace, "-D", "-f", "-y", "-s", "1024", "-e", "signal=none", "-o", out,
+			p := launch(t, strace, "-D", "-f", "-y", "-s", "1024", "-e", "signal=none", "-o", out,
 				"-e", "trace=write,writev,sendto,sendmsg,pwrite64,pwritev,pwritev2",
-				binary, "--port", port, "--data-dir", filepath.Join(dir, "data"), fmt.Sprintf("--durable=%v", c.durable))
+				binary, "--port", "0", "--data-dir", filepath.Join(dir, "data"), fmt.Sprintf("--durable=%v", c.durable))
 			p.waitReady()
 			cl := p.connect()
 			var tokens []string
