@@ -68,7 +68,7 @@ func (db *DB) installLocked(v *view) (old *view) {
 		}
 	}
 	for _, s := range v.segments {
-		db.log.Acquire(s.ID)
+		s.Retain() // the view before v has it, too
 	}
 	return db.current.Swap(v)
 }

@@ -252,6 +252,10 @@ func (l *Log) Acquire(id entry.SegmentID) *Segment {
 	return s
 }
 
+// Retain takes one more reference for somebody who has one already: a dropped
+// segment is not in the set any more, but still there for its readers.
+func (s *Segment) Retain() { s.refs.Add(1) }
+
 // Release gives a reference back. The last one of a dropped segment frees its
 // file: into the pool, or off the disk.
 func (s *Segment) Release() {
