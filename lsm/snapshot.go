@@ -32,6 +32,41 @@ func (db *DB) horizon() Seqno {
 	return db.snapshots.oldestLocked(h)
 }
 
+// register counts a reader at the seqno of snapshot s, or at that of a plain
+// read when s is nil, and stores it in at.
+func (r *snapshots) register(db *DB, s *Snapshot, at *Seqno) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case s == nil:
+		*at = db.readSeqno(0)
+	case s.closed.Load():
+		return ErrClosed
+	default:
+		*at = s.seqno // counted until we unlock: Close comes after closed
+	}
+	r.open[*at]++
+	return nil
+}
+
+// unregister takes the count back.
+func (r *snapshots) unregister(at Seqno) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.open[at]--; r.open[at] == 0 {
+		delete(r.open, at)
+	}
+}
+
+// retireSoon does what the end of a reader allows, unless the store is closing.
+func (db *DB) retireSoon() {
+	if db.enter() != nil {
+		return
+	}
+	defer db.leave()
+	db.retireCleared()
+}
+
 // Snapshot reads the store as of one moment. It is safe for concurrent use and
 // must be closed: the versions it can see are kept until then.
 type Snapshot struct {
@@ -46,10 +81,10 @@ func (db *DB) NewSnapshot() (*Snapshot, error) {
 		return nil, err
 	}
 	defer db.leave()
-	db.snapshots.mu.Lock()
-	defer db.snapshots.mu.Unlock()
-	s := &Snapshot{db: db, seqno: db.readSeqno(0)}
-	db.snapshots.open[s.seqno]++
+	s := &Snapshot{db: db}
+	if err := db.snapshots.register(db, nil, &s.seqno); err != nil {
+		return nil, err
+	}
 	return s, nil
 }
 
@@ -61,9 +96,6 @@ func (s *Snapshot) Get(dst, key []byte) (Item, error) {
 	if err := checkKey(key); err != nil {
 		return Item{}, err
 	}
-	if s.closed.Load() {
-		return Item{}, ErrClosed
-	}
 	if err := s.db.enter(); err != nil {
 		return Item{}, err
 	}
@@ -73,6 +105,10 @@ func (s *Snapshot) Get(dst, key []byte) (Item, error) {
 		return Item{}, ErrClosed
 	}
 	defer v.release()
+	// After the pin: a view from before Close still has what s sees.
+	if s.closed.Load() {
+		return Item{}, ErrClosed
+	}
 	return s.db.getAt(v, s.seqno, dst, key)
 }
 
@@ -82,12 +118,7 @@ func (s *Snapshot) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	db := s.db
-	db.snapshots.mu.Lock()
-	if db.snapshots.open[s.seqno]--; db.snapshots.open[s.seqno] == 0 {
-		delete(db.snapshots.open, s.seqno)
-	}
-	db.snapshots.mu.Unlock()
-	db.retireCleared()
+	s.db.snapshots.unregister(s.seqno)
+	s.db.retireSoon()
 	return nil
 }
