@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"fluxkv/internal/invariants"
 )
 
 const (
@@ -179,7 +181,7 @@ func (c *conn) makeRoom() bool {
 	}
 	if len(in.buf) > inputBytes && pending < inputBytes && c.need <= inputBytes {
 		small := c.srv.inputs.Get().(*input)
-		small.start, small.end = 0, copy(small.buf, in.buf[in.start:in.end])
+		small.end = copy(small.buf, in.buf[in.start:in.end])
 		c.releaseInput()
 		c.in = small
 		return true
@@ -200,21 +202,25 @@ func (c *conn) makeRoom() bool {
 	c.reserved = int64(size)
 	large := &input{buf: make([]byte, size)}
 	large.end = copy(large.buf, in.buf[in.start:in.end])
-	if len(in.buf) == inputBytes {
-		c.srv.inputs.Put(in)
-	}
+	c.srv.putInput(in)
 	c.in = large
 	return true
 }
 
-// releaseInput gives the buffer back; a grown one goes to the collector.
+// putInput takes an empty buffer into the pool; a grown one goes to the
+// collector.
+func (s *Server) putInput(in *input) {
+	if len(in.buf) == inputBytes {
+		in.start, in.end = 0, 0
+		s.inputs.Put(in)
+	}
+}
+
+// releaseInput gives the buffer back.
 func (c *conn) releaseInput() {
 	in := c.in
 	c.in = nil
-	if len(in.buf) == inputBytes {
-		in.start, in.end = 0, 0
-		c.srv.inputs.Put(in)
-	}
+	c.srv.putInput(in)
 	c.srv.buffers.Release(c.reserved)
 	c.reserved = 0
 }
@@ -242,6 +248,9 @@ func (c *conn) tryRead(fd uintptr) bool {
 	idle := c.in == nil
 	if idle {
 		c.in = c.srv.inputs.Get().(*input)
+	}
+	if invariants.Enabled && c.in.end == len(c.in.buf) {
+		panic("mcbp: read into a full buffer, which looks like the end of the connection")
 	}
 	for {
 		n, err := syscall.Read(int(fd), c.in.buf[c.in.end:])

@@ -441,6 +441,14 @@ func TestLargeFramesGrowAsTheyArrive(t *testing.T) {
 		t.Errorf("%d bytes came back", len(got.Value))
 	}
 	eventually(t, "memory is given back", func() bool { return srv.buffers.Used() == 0 })
+	// The buffers that it outgrew are empty again, whoever gets them.
+	for i := range 100 {
+		c := dial(t, "tcp", c.RemoteAddr().String())
+		if got := c.ask(setRequest(OpSet, fmt.Sprint("behind", i), "v", 0, 0)); got.Status != StatusSuccess {
+			t.Fatalf("%+v", got)
+		}
+		c.Close()
+	}
 }
 
 func TestFrameAboveTheLimitIsAnsweredAndClosed(t *testing.T) {
