@@ -86,37 +86,60 @@ func (db *DB) Get(dst, key []byte) (Item, error) {
 	}
 	defer v.release()
 	db.counts.gets.Add(1)
-	return db.getAt(v, at, dst, key)
+	it, m, err := db.findAt(v, at, dst, key)
+	if err != nil || m.Value.HasBytes {
+		return it, err
+	}
+	// Close must not take the file away meanwhile. What is in memory is pinned
+	// and needs no word that all readers change.
+	if err := db.enter(); err != nil {
+		return Item{}, err
+	}
+	defer db.leave()
+	return db.readItem(v, it, &m, dst)
 }
 
-// getAt reads from a pinned view at a seqno.
+// getAt reads from a pinned view at a seqno. The caller has entered.
 func (db *DB) getAt(v *view, at Seqno, dst, key []byte) (Item, error) {
+	it, m, err := db.findAt(v, at, dst, key)
+	if err != nil || m.Value.HasBytes {
+		return it, err
+	}
+	return db.readItem(v, it, &m, dst)
+}
+
+// findAt is getAt without the device: an item whose version has no bytes lacks
+// its value.
+func (db *DB) findAt(v *view, at Seqno, dst, key []byte) (it Item, m memtable.View, err error) {
 	hash := xxhash.Sum64(key)
 	vb := db.vbucket(key)
-	var m memtable.View
 	for _, t := range v.tables[int(vb)%db.kvstores] {
 		if !t.Get(hash, vb, key, at, &m) {
 			continue
 		}
 		it, ok := db.item(&m, key, v.clearFor(at))
 		if !ok {
-			return Item{}, ErrNotFound
+			return Item{}, m, ErrNotFound
 		}
 		if m.Value.HasBytes {
 			n := len(dst)
 			dst = append(dst, m.Value.Bytes...)
 			it.Value = dst[n:]
-			return it, nil
 		}
-		n := len(dst)
-		dst, err := db.readDocument(v, &m, key, dst)
-		if err != nil {
-			return Item{}, err
-		}
-		it.Value = dst[n:]
-		return it, nil
+		return it, m, nil
 	}
-	return Item{}, ErrNotFound
+	return Item{}, m, ErrNotFound
+}
+
+// readItem completes an item by its document, appended to dst.
+func (db *DB) readItem(v *view, it Item, m *memtable.View, dst []byte) (Item, error) {
+	n := len(dst)
+	dst, err := db.readDocument(v, m, it.Key, dst)
+	if err != nil {
+		return Item{}, err
+	}
+	it.Value = dst[n:]
+	return it, nil
 }
 
 // item makes the reader's item of a version, without its value; ok is false

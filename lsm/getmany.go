@@ -164,6 +164,14 @@ func (b *ReadBatch) addDocument(db *DB, i int, v *view) {
 
 // readDocuments reads all noted documents together.
 func (db *DB) readDocuments(b *ReadBatch) {
+	if err := db.enter(); err != nil { // Close closes the files
+		for _, i := range b.docOf {
+			b.errs[i] = err
+		}
+		clear(b.docs)
+		return
+	}
+	defer db.leave()
 	db.counts.documentReads.Add(int64(len(b.docs)))
 	b.buf = wal.ReadDocuments(b.docs, &db.secret, !db.o.BufferedIO, b.buf[:0])
 	for j := range b.docs {
