@@ -41,10 +41,12 @@ func (q *quota) init(limit int64, reject bool) {
 	q.cond.L = &q.mu
 }
 
+// tryReserve takes n bytes if they fit. One item may be larger than a small
+// write cache; it gets through when little else is there.
 func (q *quota) tryReserve(n int64) bool {
 	for {
 		u := q.used.Load()
-		if u+n > q.limit {
+		if u+n > q.limit && (n <= q.limit/2 || u > q.limit/4) {
 			return false
 		}
 		if q.used.CompareAndSwap(u, u+n) {

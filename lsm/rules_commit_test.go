@@ -461,3 +461,21 @@ func TestReadOnlyAfterAFailedSync(t *testing.T) {
 	want(t, db, "a", "1")
 	set(t, db, "a", "4")
 }
+
+func TestR25_AnItemLargerThanTheWriteCacheGetsThroughAlone(t *testing.T) {
+	o := testOptions(memfs.New())
+	o.WriteCache = mib
+	o.Reject = true
+	db := mustOpen(t, "data", o)
+	defer db.Close()
+	big := strings.Repeat("v", 5*mib)
+	set(t, db, "big", big)
+	if _, err := db.Set([]byte("next"), nil, Meta{}); !errors.Is(err, ErrOverloaded) {
+		t.Errorf("next: %v", err)
+	}
+	want(t, db, "big", big)
+	if _, err := db.Clear(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	set(t, db, "next", "1")
+}

@@ -1,0 +1,34 @@
+// Package lsm is the storage engine of fluxkv, to embed or to serve.
+//
+//	Apply(batch)                                   Get, GetMany, iterators
+//	    |  one short lock: seqnos, places               |  pin the view, take the read seqno
+//	    v                                               v
+//	[ log group ] --copy, in parallel--   --insert--> [ memtable, one a kvstore ]
+//	    |  one waiter writes for all                    |  value, or an address
+//	    v                                               v
+//	log/000041.seg  log/000042.seg ...   <------------- documents by address
+//
+// Every write has a place in one order, its Seqno. V, the visible seqno, and D,
+// the durable one, move along it. A durable store answers a write when D has
+// reached it, and reads at min(D, V); a store that is not answers at V, and
+// syncs within a window.
+//
+// A DB is safe for concurrent use. Batch, ReadBatch and Iterator are not; each
+// belongs to one goroutine.
+//
+// # Locks
+//
+// In the order in which they are taken:
+//
+//	clearer.mu     one clear at a time; held across I/O, only clears wait for it
+//	edits.mu       a change of the manifest, from looking to recording; held
+//	               across I/O, no reader or writer of documents waits for it
+//	committer.mu   seqnos, stripe words, active memtables, views, places in the
+//	               log; never held across I/O, copying or allocation
+//	snapshots.mu   registered seqnos and the horizon
+//	publisher.mu   finished batches, and V; a leaf
+//	quota.mu       stalled writers; a leaf
+//
+// Reading takes none of them: views are pinned by a counter, memtables are read
+// without locks.
+package lsm
