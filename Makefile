@@ -3,6 +3,9 @@
 
 GO          ?= go
 T           ?= 60s
+BENCH_T     ?= 3s
+ROUNDS      ?= 3
+KILLS       ?= 50
 TESTFLAGS   ?= -timeout 18m
 BENCH       ?= .
 DATA        ?= data
@@ -11,7 +14,7 @@ STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench fuzz clean
+.PHONY: run test check build bench bench-go bench-restart kill fuzz clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -20,7 +23,7 @@ run: build
 # test: everything a change must pass; installs the clients the tests drive, if missing
 test:
 	@scripts/install-test-deps.sh
-	@$(GO) test $(TESTFLAGS) ./...
+	@FLUXKV_REQUIRE_CLIENTS=1 $(GO) test $(TESTFLAGS) ./...
 
 # check: format, vet, static analysis, tidy module file, race tests of concurrent packages
 check:
@@ -36,9 +39,22 @@ build:
 	@mkdir -p bin
 	@$(GO) build -o bin/ ./cmd/...
 
-# bench: Go benchmarks of the packages, with allocations (BENCH=regexp selects)
-bench:
+# bench: the server beside the disk and beside memcached, BENCH_T a run, ROUNDS rounds
+bench: build
+	@scripts/install-test-deps.sh
+	@scripts/bench-first.sh $(BENCH_T) $(ROUNDS)
+
+# bench-restart: time from SIGKILL to ready with a log of 300 MB, ROUNDS times
+bench-restart: build
+	@scripts/bench-restart.sh $(ROUNDS)
+
+# bench-go: Go benchmarks of the packages, with allocations (BENCH=regexp selects)
+bench-go:
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+# kill: KILLS rounds of SIGKILL under load, each followed by a check of every acknowledged write
+kill:
+	FLUXKV_KILL_ROUNDS=$(KILLS) $(GO) test -count=1 -run 'TestKill$$' -v -timeout 60m ./cmd/fluxkv
 
 # fuzz: run every fuzzer for T, one after another
 fuzz:
