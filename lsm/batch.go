@@ -26,12 +26,12 @@ type Batch struct {
 	valid bool // applied: first is set
 
 	// What Apply works with, kept for the next one.
-	sorted  []memtable.Op
-	at      []int32 // operation i is sorted[at[i]]
-	records []int32 // encoded bytes of operation i
-	stripes []uint16
-	scratch memtable.Scratch
-	touched []touched
+	sorted   []memtable.Op
+	at       []int32 // operation i is sorted[at[i]]
+	stripes  []uint16
+	vbuckets []uint16
+	scratch  memtable.Scratch
+	touched  []touched
 }
 
 // operation is one blind write.

@@ -60,20 +60,19 @@ func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 	n := len(b.ops)
 	b.sorted = resize(b.sorted, n)
 	b.at = resize(b.at, n)
-	b.records = resize(b.records, n)
 	b.stripes = resize(b.stripes, n)
+	b.vbuckets = resize(b.vbuckets, n)
 	var count, bytes [kvstoresMax]int
 	s := wal.BatchSize{Count: n}
 
 	rnd := db.commit.rnd.Add(0x9e3779b97f4a7c15) | 1
 	stores := db.kvstores
 	var home [kvstoresMax]int
-	// First pass: where each operation belongs. at holds the kvstore for now.
+	// First pass: where each operation belongs.
 	for i := range b.ops {
 		vb := db.vbucket(b.ops[i].key)
-		k := int(vb) % stores
-		b.at[i] = int32(k)
-		count[k]++
+		b.vbuckets[i] = vb
+		count[int(vb)%stores]++
 	}
 	sum := 0
 	b.touched = b.touched[:0]
@@ -86,7 +85,7 @@ func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 	}
 	for i := range b.ops {
 		o := &b.ops[i]
-		k := int(b.at[i])
+		k := int(b.vbuckets[i]) % stores
 		at := home[k]
 		home[k]++
 		b.at[i] = int32(at)
@@ -94,7 +93,7 @@ func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 		hash := xxhash.Sum64(o.key)
 		b.stripes[i] = stripeOf(hash)
 		*m = memtable.Op{
-			VBucket: db.vbucket(o.key), Hash: hash, Key: o.key, Meta: o.meta,
+			VBucket: b.vbuckets[i], Hash: hash, Key: o.key, Meta: o.meta,
 			Value: o.value, HasValue: o.kind == opSet,
 			Height: memtable.RandomHeight(&rnd),
 		}
@@ -113,7 +112,6 @@ func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 				s.Docs++
 			}
 		}
-		b.records[i] = int32(rec)
 		s.Bytes += rec
 		s.Largest = max(s.Largest, rec)
 		bytes[k] += memtable.NodeBytes(m.Height, len(o.key), o.meta, len(o.value), separated)

@@ -27,6 +27,9 @@ var (
 	ErrValueSize = errors.New("item too large")
 	// ErrCAS: an explicit CAS below 2^56 could be mistaken for a seqno.
 	ErrCAS = errors.New("explicit CAS below 2^56")
+	// ErrReadLimit: the documents before this one in its ReadBatch are as much
+	// as one GetMany reads from the device. Ask for it again.
+	ErrReadLimit = errors.New("read batch has reached its limit")
 	// ErrCorrupt: bytes on disk are not what was written there.
 	ErrCorrupt = errors.New("corrupt")
 	// ErrLocked: another process, or another DB in this one, has the directory.

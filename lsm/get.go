@@ -29,7 +29,20 @@ type Item struct {
 
 // vbucket is the protocol's partition of a key (docs/glossary.md).
 func (db *DB) vbucket(key []byte) uint16 {
-	return uint16(((crc32.ChecksumIEEE(key) >> 16) & 0x7fff) % uint32(db.vbuckets))
+	return uint16(((crcOf(key) >> 16) & 0x7fff) % uint32(db.vbuckets))
+}
+
+// crcOf is the CRC-32 of key. Below 16 bytes the library takes the same loop
+// over the same table, behind two calls and a check that cost as much as it.
+func crcOf(key []byte) uint32 {
+	if len(key) >= 16 {
+		return crc32.ChecksumIEEE(key)
+	}
+	crc := ^uint32(0)
+	for _, b := range key {
+		crc = crc32.IEEETable[byte(crc)^b] ^ crc>>8
+	}
+	return ^crc
 }
 
 // readSeqno returns where a plain read reads: in a durable store what is

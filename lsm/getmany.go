@@ -19,6 +19,9 @@ type ReadBatch struct {
 	view  *view
 	docs  []wal.DocRead
 	docOf []int32 // docs[j] is key docOf[j]
+	// docBytes is the sum of their records; beyond readBytesMax it goes on
+	// counting, so that a smaller document does not slip in behind.
+	docBytes int64
 	buf   []byte  // values read from the log
 }
 
@@ -52,8 +55,8 @@ func (b *ReadBatch) After(s Seqno) { b.after = s }
 // Err(i) is nil.
 func (b *ReadBatch) Item(i int) *Item { return &b.items[i] }
 
-// Err returns what happened to key i: nil, ErrNotFound, ErrKeySize, or an error
-// wrapping ErrCorrupt or an I/O error.
+// Err returns what happened to key i: nil, ErrNotFound, ErrKeySize, ErrReadLimit,
+// or an error wrapping ErrCorrupt or an I/O error.
 func (b *ReadBatch) Err(i int) error { return b.errs[i] }
 
 // Release lets go of the memory and files that the items alias. It may be
@@ -65,8 +68,13 @@ func (b *ReadBatch) Release() {
 	}
 }
 
+// readBytesMax bounds the documents that one GetMany reads from the device, in
+// log bytes. One larger document goes alone.
+const readBytesMax = 8 * mib
+
 // GetMany reads all keys of b at one seqno: first what memory can answer, then
-// all documents that must come from the device in one go. Values alias the
+// all documents that must come from the device in one go. When these exceed
+// 8 MiB, the ones that follow get ErrReadLimit and are not read. Values alias the
 // store's memory until b is released. It returns ErrClosed; what happened to
 // each key is in b.
 func (db *DB) GetMany(b *ReadBatch) error {
@@ -100,7 +108,7 @@ func (db *DB) GetMany(b *ReadBatch) error {
 	memtable.GetAcross(b.gets)
 	db.searchOlder(b, v)
 	cleared := v.clearFor(at)
-	b.docs, b.docOf = b.docs[:0], b.docOf[:0]
+	b.docs, b.docOf, b.docBytes = b.docs[:0], b.docOf[:0], 0
 	for i := range b.gets {
 		g := &b.gets[i]
 		if b.errs[i] != nil {
@@ -153,6 +161,10 @@ func (db *DB) searchOlder(b *ReadBatch, v *view) {
 // addDocument notes that the value of key i is in the log.
 func (b *ReadBatch) addDocument(db *DB, i int, v *view) {
 	g := &b.gets[i]
+	if b.docBytes += int64(g.View.Value.Address.Length); b.docBytes > readBytesMax && len(b.docs) > 0 {
+		b.errs[i] = ErrReadLimit
+		return
+	}
 	s := v.segments[g.View.Value.Address.Segment]
 	if s == nil {
 		b.errs[i] = db.lostAddress(g.View.Value.Address)

@@ -479,3 +479,45 @@ func TestR25_AnItemLargerThanTheWriteCacheGetsThroughAlone(t *testing.T) {
 	}
 	set(t, db, "next", "1")
 }
+
+func TestR25_GetManyReadsABoundedAmountFromTheDevice(t *testing.T) {
+	fs := memfs.New()
+	o := testOptions(fs)
+	o.WriteCache = 32 * mib
+	db := mustOpen(t, "data", o)
+	value := bytes.Repeat([]byte("v"), mib)
+	const docs = 12
+	for i := range docs {
+		if _, err := db.Set(fmt.Appendf(nil, "big%02d", i), value, Meta{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(t, db, "small", "1")
+	db.Close()
+	db = mustOpen(t, "data", o) // big values are in the log alone
+	defer db.Close()
+	var b ReadBatch
+	for i := range docs {
+		b.Add(fmt.Appendf(nil, "big%02d", i))
+	}
+	b.Add([]byte("small"))
+	if err := db.GetMany(&b); err != nil {
+		t.Fatal(err)
+	}
+	read := 0
+	for i := range docs {
+		switch {
+		case b.Err(i) == nil && read == i && bytes.Equal(b.Item(i).Value, value):
+			read++
+		case !errors.Is(b.Err(i), ErrReadLimit):
+			t.Errorf("key %d of which %d were read: %v", i, read, b.Err(i))
+		}
+	}
+	if read != 7 { // 8 MiB, less what records add to values
+		t.Errorf("%d documents of 1 MiB were read, want 7", read)
+	}
+	if b.Err(docs) != nil {
+		t.Errorf("what is in memory: %v", b.Err(docs))
+	}
+	b.Release()
+}

@@ -28,6 +28,9 @@ func (p *pipeline) answerGet(g *pendingGet, i int, err error) bool {
 	if err == nil {
 		err = p.reads.Err(i)
 	}
+	if err == lsm.ErrReadLimit {
+		return false // the pass is cut here, and the next one begins with it
+	}
 	if err == nil {
 		item := p.reads.Item(i)
 		var key []byte

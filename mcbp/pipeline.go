@@ -398,8 +398,9 @@ func (p *pipeline) fail(op Opcode, opaque uint32, err error) {
 
 // refuseAll replaces the answers of the last pass, whose input was in: the
 // store could not make durable what they rest on, so none of them may leave.
-// Every request is told so, and the connection forgets what it saw, since
-// reads go on at the last durable state.
+// Every request is told so, a NOOP too: it would vouch for quiet writes of
+// earlier passes, which had no answer to lose. The connection forgets what it
+// saw, since reads go on at the last durable state.
 func (p *pipeline) refuseAll(s *session, in []byte, err error) {
 	s.high = 0
 	p.out = p.out[:p.leadOut]
@@ -411,8 +412,6 @@ func (p *pipeline) refuseAll(s *session, in []byte, err error) {
 		}
 		switch h.Opcode {
 		case OpQuitQ:
-		case OpQuit, OpNoop:
-			p.out = appendEmpty(p.out, h.Opcode, StatusSuccess, h.Opaque, 0)
 		default:
 			p.fail(h.Opcode, h.Opaque, err)
 		}

@@ -93,7 +93,7 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("data-dir", "path")
 	f.Uint16Var(&c.httpPort, "http-port", 0, "TCP port of the operators' pages: /stats as JSON; 0 is off")
 	unit("http-port", "port")
-	f.IntVar(&c.vbuckets, "vbuckets", 16, "partitions of the keys that the protocol sees, 1 to 65535; fixed when a store is created, and an existing store keeps its own when the flag is not given")
+	f.IntVar(&c.vbuckets, "vbuckets", 16, "partitions of the keys that the protocol sees, 1 to 32768; fixed when a store is created, and an existing store keeps its own when the flag is not given")
 	unit("vbuckets", "count")
 	f.IntVar(&c.kvstores, "kvstores", 16, "partitions of the engine, 1 to 16 and at most --vbuckets; fixed like --vbuckets")
 	unit("kvstores", "count")
