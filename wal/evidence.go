@@ -16,7 +16,6 @@ type tailSearch struct {
 	name    string // file of the end candidate
 	off     int64
 	missing entry.Seqno
-	data    bool // something other than zeros was seen
 }
 
 // searchTail decides about the end candidate at off of f: nil when the log
@@ -31,7 +30,9 @@ func (s *scan) searchTail(f *openedSegment, off int64, later []ScanSegment) erro
 			return err
 		}
 	}
-	s.res.Clean = s.flags&GroupClose != 0 && !t.data
+	// What else is there may be the old bytes of a reused file: whoever opens
+	// the store again records this end before writing behind it.
+	s.res.Clean = s.flags&GroupClose != 0 && s.res.DiscardedGroups == 0
 	return s.checkFloor(f.name)
 }
 
@@ -83,7 +84,6 @@ func (t *tailSearch) blocks(f *openedSegment, off int64, b *scanBuffer) error {
 	bytes := b.mem[b.start:b.end]
 	for at := max(0, off-b.base); at+GroupHeaderBytes <= int64(len(bytes)); at += int64(f.align) {
 		block := bytes[at:min(at+int64(f.align), int64(len(bytes)))]
-		t.data = t.data || !isZero(block)
 		place := uint32(b.base + at)
 		h, ok := DecodeGroupHeader(block, &t.o.Secret, f.ID, place)
 		if !ok {
