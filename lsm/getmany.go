@@ -22,7 +22,7 @@ type ReadBatch struct {
 	// docBytes is the sum of their records; beyond readBytesMax it goes on
 	// counting, so that a smaller document does not slip in behind.
 	docBytes int64
-	buf   []byte  // values read from the log
+	buf      []byte // values read from the log
 }
 
 // Reset empties the batch and keeps its memory, except very large buffers. It
