@@ -70,10 +70,17 @@ func (s *Store) Last() entry.Seqno {
 	return s.ends[len(s.ends)-1]
 }
 
-// Ended reports whether a batch ended with seqno, or nothing was written yet.
-func (s *Store) Ended(seqno entry.Seqno) bool {
-	_, ok := slices.BinarySearch(s.ends, seqno)
-	return ok || seqno == 0
+// EndAt returns where the last batch ended that ended at or below seqno, 0 if
+// none did.
+func (s *Store) EndAt(seqno entry.Seqno) entry.Seqno {
+	i, ok := slices.BinarySearch(s.ends, seqno)
+	if ok {
+		return seqno
+	}
+	if i == 0 {
+		return 0
+	}
+	return s.ends[i-1]
 }
 
 // Cut forgets everything above seqno: a crash lost it.

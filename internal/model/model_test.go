@@ -56,7 +56,7 @@ func TestRange(t *testing.T) {
 			if got := show(s, c.lower, c.at, c.now); got != c.want {
 				t.Errorf("%q, want %q", got, c.want)
 			}
-			if want := min(c.cut, 9); s.Last() != want || !s.Ended(want) || s.Ended(3) || !s.Ended(0) {
+			if want := min(c.cut, 9); s.Last() != want || s.EndAt(99) != want || s.EndAt(4) != 4 || s.EndAt(3) != 0 {
 				t.Errorf("ends at %d, want %d", s.Last(), want)
 			}
 		})

@@ -1,0 +1,594 @@
+package lsm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"fluxkv/internal/entry"
+	"fluxkv/internal/model"
+	"fluxkv/internal/vfs/memfs"
+)
+
+// modelShapes are the stores that the model is compared with. Segments and
+// groups are tiny everywhere, so that a few writes roll the log.
+var modelShapes = []struct {
+	name       string
+	tableBytes int // memtables rotate at this, 0: never
+	o          Options
+}{
+	{"one of each", 0, Options{VBuckets: 1, KVStores: 1}},
+	{"async", 0, Options{VBuckets: 16, KVStores: 16, NonDurable: true, AsyncWindow: time.Minute}},
+	{"several vbuckets a kvstore, nothing inline", 0, Options{VBuckets: 64, KVStores: 4, InlineLimit: -1}},
+	{"a thousand vbuckets", 0, Options{VBuckets: 1024, KVStores: 16, InlineLimit: 16}},
+	{"writes in flight", 0, Options{VBuckets: 16, KVStores: 4, LogInflight: 3, InlineLimit: 16}},
+	{"async writes in flight", 512 * kib, Options{VBuckets: 16, KVStores: 1, NonDurable: true, AsyncWindow: time.Millisecond, LogInflight: 3, InlineLimit: -1}},
+	{"small blocks", 0, Options{VBuckets: 64, KVStores: 16, LogAlign: 512, LogInflight: 2, BufferedIO: true}},
+	{"memtables rotate", 512 * kib, Options{VBuckets: 16, KVStores: 1, InlineLimit: 255, BufferedIO: true}},
+}
+
+func TestModel(t *testing.T) {
+	for _, shape := range modelShapes {
+		t.Run(shape.name, func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(rt *rapid.T) {
+				m := newMachine(shape.o, shape.tableBytes)
+				defer m.end()
+				m.open(rt)
+				rt.Repeat(rapid.StateMachineActions(m))
+				m.Reopen(rt)
+			})
+		})
+	}
+}
+
+// machine does everything to a store and to its model. Its exported methods are
+// the actions.
+type machine struct {
+	disk       *memfs.FS
+	o          Options
+	tableBytes int
+	db         *DB
+	truth      model.Store
+	now        atomic.Int64 // Unix seconds, the store's clock
+	base       Seqno        // the first seqno since the store was opened
+	next       Seqno        // what the next write must get
+	pending    time.Time    // of the clear that waits; zero: none
+	replaced   bool         // a clear failed that may have replaced pending
+	snaps      []*Snapshot
+	walks      []*walk
+	values     int
+}
+
+// modelKeys are few, so that versions pile up, and of many lengths. Some are
+// prefixes of others.
+var modelKeys = func() (keys []string) {
+	for i := range 12 {
+		keys = append(keys, fmt.Sprintf("k%d", i), fmt.Sprintf("key:%04d:%s", i, bytes.Repeat([]byte("x"), i*5)))
+	}
+	return append(keys, "k", "\x00", "\xff\xff", "key:0001:")
+}()
+
+func newMachine(o Options, tableBytes int) *machine {
+	m := &machine{disk: memfs.New(), tableBytes: tableBytes}
+	m.now.Store(1_700_000_000)
+	o.MemQuota, o.WriteCache, o.Reject = 16*mib, 4*mib, true
+	o.SegmentBytes, o.segmentBytesMin, o.groupBytesMax = 64*kib, 64*kib, 16*kib
+	o.MaxItemBytes = 48 * kib
+	o.Now = func() time.Time { return time.Unix(m.now.Load(), 0) }
+	m.o = o
+	return m
+}
+
+// open opens the store as it is on the disk.
+func (m *machine) open(t *rapid.T) {
+	t.Helper()
+	m.o.FS = m.disk
+	db, err := Open("data", m.o)
+	if err != nil {
+		t.Fatalf("open: %v", err)
+	}
+	m.db = db
+	if m.tableBytes != 0 {
+		db.tableBytesMax = m.tableBytes
+	}
+	m.base = db.Stats().NextSeqno
+	m.next = m.base
+}
+
+func (m *machine) end() {
+	m.endReaders()
+	if m.db != nil {
+		m.db.Close()
+		m.db = nil
+	}
+}
+
+func (m *machine) endReaders() {
+	for _, s := range m.snaps {
+		s.Close()
+	}
+	for _, w := range m.walks {
+		w.it.Close()
+	}
+	m.snaps, m.walks = nil, nil
+}
+
+func drawKey(t *rapid.T) string { return rapid.SampledFrom(modelKeys).Draw(t, "key") }
+
+// drawValue draws lengths around the inline limit, and a few that need a group
+// of their own.
+func (m *machine) drawValue(t *rapid.T) []byte {
+	limit := m.o.withDefaults().InlineLimit
+	n := rapid.SampledFrom([]int{0, 1, max(limit-1, 0), limit, limit + 1, 300, 1000, 4096}).Draw(t, "length")
+	if rapid.IntRange(0, 40).Draw(t, "large") == 0 {
+		n = 40_000
+	}
+	m.values++
+	v := fmt.Appendf(make([]byte, 0, n+8), "%d.", m.values)
+	for len(v) < n {
+		v = append(v, byte('a'+len(v)%26))
+	}
+	return v[:n]
+}
+
+func (m *machine) drawMeta(t *rapid.T) (meta Meta) {
+	if rapid.IntRange(0, 3).Draw(t, "plain") != 0 {
+		return meta
+	}
+	meta.Flags = rapid.SampledFrom([]uint32{0, 1, 1 << 31}).Draw(t, "flags")
+	meta.Datatype = rapid.SampledFrom([]uint8{0, 3}).Draw(t, "datatype")
+	if rapid.Bool().Draw(t, "explicit cas") {
+		meta.CAS = uint64(entry.MaxSeqno) + uint64(rapid.IntRange(1, 1000).Draw(t, "cas"))
+	}
+	if rapid.Bool().Draw(t, "expires") {
+		meta.Expiry = uint32(m.now.Load() + int64(rapid.IntRange(-5, 100).Draw(t, "expiry")))
+	}
+	return meta
+}
+
+// change is one operation of a batch.
+type change struct {
+	key   string
+	value []byte
+	meta  Meta
+	del   bool
+}
+
+func (m *machine) drawBatch(t *rapid.T, b *Batch) (changes []change) {
+	n := rapid.SampledFrom([]int{1, 1, 1, 2, 5, 20}).Draw(t, "operations")
+	for range n {
+		c := change{key: drawKey(t), del: rapid.IntRange(0, 3).Draw(t, "delete") == 0}
+		var err error
+		if c.del {
+			err = b.Delete([]byte(c.key))
+		} else {
+			c.value, c.meta = m.drawValue(t), m.drawMeta(t)
+			err = b.Set([]byte(c.key), c.value, c.meta)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		changes = append(changes, c)
+	}
+	return changes
+}
+
+// wrote tells the model of a batch that was numbered.
+func (m *machine) wrote(t *rapid.T, first Seqno, changes ...change) {
+	if first != m.next || first <= m.truth.Last() {
+		t.Fatalf("got seqno %d, want %d", first, m.next)
+	}
+	for i, c := range changes {
+		m.truth.Set(c.key, model.Version{Seqno: first + Seqno(i), Delete: c.del, Value: string(c.value), Meta: c.meta})
+	}
+	m.next = first + Seqno(len(changes))
+	m.truth.End(m.next - 1)
+}
+
+// acknowledged: in a durable store nobody is told of what may vanish.
+func (m *machine) acknowledged(t *rapid.T, s Seqno) {
+	if d := m.db.log.DurableSeqno(); m.db.Durable() && s > d {
+		t.Fatalf("acknowledged %d, durable is %d", s, d)
+	}
+}
+
+// write applies a batch and returns its error. The batch is in the model if it
+// was numbered, whatever became of it.
+func (m *machine) write(t *rapid.T) error {
+	var b Batch
+	changes := m.drawBatch(t, &b)
+	w := WriteOptions{NoWait: rapid.Bool().Draw(t, "no wait")}
+	last, err := m.db.Apply(&b, w)
+	if first := b.Seqno(0); first != 0 {
+		m.wrote(t, first, changes...)
+		if last != m.truth.Last() {
+			t.Fatalf("apply returned %d, want %d: %v", last, m.truth.Last(), err)
+		}
+	}
+	if err == nil && w.NoWait && rapid.Bool().Draw(t, "wait") {
+		err = m.db.WaitDurable(last)
+		w.NoWait = false
+	}
+	if err == nil && !w.NoWait {
+		m.acknowledged(t, last)
+	}
+	return err
+}
+
+// full reports whether a write was refused because the cache is full; then the
+// readers that keep cleared memtables go.
+func (m *machine) full(err error) bool {
+	if errors.Is(err, ErrOverloaded) {
+		m.endReaders()
+		return true
+	}
+	return false
+}
+
+// Write and its likes are named so that rapid draws them more often.
+func (m *machine) Write(t *rapid.T) {
+	if err := m.write(t); m.full(err) {
+		m.Clear(t)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// WriteMore is one more Write.
+func (m *machine) WriteMore(t *rapid.T) { m.Write(t) }
+
+// Refused are writes that leave no trace.
+func (m *machine) Refused(t *rapid.T) {
+	var b Batch
+	if err := b.Set(nil, nil, Meta{}); !errors.Is(err, ErrKeySize) {
+		t.Fatal(err)
+	}
+	if err := b.Set([]byte("k"), nil, Meta{CAS: 5}); !errors.Is(err, ErrCAS) {
+		t.Fatal(err)
+	}
+	if s, err := m.db.Apply(&b, WriteOptions{}); s != 0 || err != nil {
+		t.Fatalf("empty batch: %d, %v", s, err)
+	}
+	if err := b.Set([]byte("k"), make([]byte, m.o.MaxItemBytes), Meta{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.db.Apply(&b, WriteOptions{}); !errors.Is(err, ErrValueSize) {
+		t.Fatal(err)
+	}
+	b.Reset()
+	value := make([]byte, 32*kib)
+	for range m.db.batchBytesMax/len(value) + 1 {
+		b.Set([]byte("k"), value, Meta{})
+	}
+	if _, err := m.db.Apply(&b, WriteOptions{}); !errors.Is(err, ErrBatchTooLarge) {
+		t.Fatal(err)
+	}
+}
+
+// update does one Update, with a function that may change its mind.
+func (m *machine) update(t *rapid.T) error {
+	key := drawKey(t)
+	want, exists := m.truth.Get(key, m.truth.Last(), m.now.Load())
+	refuse := errors.New("refused")
+	do := rapid.SampledFrom([]string{"set", "set", "delete", "none", "refuse"}).Draw(t, "update")
+	c := change{key: key}
+	seen, err := m.db.Update([]byte(key), func(old *Item) (UpdateOp, []byte, Meta, error) {
+		if (old != nil) != exists || exists && !sameItem(key, want, *old) {
+			t.Fatalf("update %q saw %+v, want %v %+v", key, old, exists, want)
+		}
+		switch do {
+		case "set":
+			c.value, c.meta = m.drawValue(t), m.drawMeta(t)
+			return UpdateSet, c.value, c.meta, nil
+		case "delete":
+			c.del = true
+			return UpdateDelete, nil, Meta{}, nil
+		case "refuse":
+			return UpdateSet, nil, Meta{}, refuse
+		}
+		return UpdateNone, nil, Meta{}, nil
+	})
+	if do == "refuse" && errors.Is(err, refuse) {
+		err = nil
+	} else if err == nil && do != "none" {
+		m.wrote(t, seen, c)
+	}
+	if err == nil {
+		if exists && want.Seqno >= m.base && seen < want.Seqno {
+			t.Fatalf("update %q saw version %d, returned %d", key, want.Seqno, seen)
+		}
+		if err = m.db.WaitDurable(seen); err == nil {
+			m.acknowledged(t, seen)
+		}
+	}
+	return err
+}
+
+func (m *machine) Update(t *rapid.T) {
+	if err := m.update(t); !m.full(err) && err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clear does one Clear, now.
+func (m *machine) clear(t *rapid.T) error {
+	s, err := m.db.Clear(time.Time{})
+	m.cleared(t, s, err)
+	return err
+}
+
+// cleared looks for a clear that was numbered, also when it failed.
+func (m *machine) cleared(t *rapid.T, s Seqno, err error) {
+	m.db.commit.mu.Lock()
+	last := m.db.commit.next - 1
+	m.db.commit.mu.Unlock()
+	if last == m.next-1 {
+		return
+	}
+	if err == nil && s != last {
+		t.Fatalf("clear returned %d, next seqno is %d", s, last+1)
+	}
+	m.truth.Clear(last)
+	m.next = last + 1
+	m.replaced = err != nil
+	if err == nil {
+		m.pending = time.Time{}
+		if d := m.db.log.DurableSeqno(); s > d {
+			t.Fatalf("clear acknowledged at %d, durable is %d", s, d)
+		}
+	}
+}
+
+func (m *machine) Clear(t *rapid.T) {
+	if err := m.clear(t); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ClearLater asks for a clear in an hour or two.
+func (m *machine) ClearLater(t *rapid.T) {
+	at := m.o.Now().Add(time.Duration(rapid.IntRange(1, 2).Draw(t, "hours")) * time.Hour)
+	if s, err := m.db.Clear(at); s != 0 || err != nil {
+		t.Fatalf("delayed clear: %d, %v", s, err)
+	}
+	m.pending = at
+}
+
+// Hour lets an hour pass: what is due happens.
+func (m *machine) Hour(t *rapid.T) {
+	m.now.Add(3600)
+	at := m.pending
+	if at.IsZero() || m.o.Now().Before(at) {
+		return
+	}
+	// Or the next open does it.
+	if rapid.Bool().Draw(t, "the timer fires") {
+		m.db.pendingClear(at)
+		m.cleared(t, m.db.Stats().ClearSeqno, nil)
+		if !m.pending.IsZero() {
+			t.Fatal("the clear did not happen")
+		}
+	}
+}
+
+// Seconds lets documents expire.
+func (m *machine) Seconds(t *rapid.T) { m.now.Add(int64(rapid.IntRange(1, 30).Draw(t, "seconds"))) }
+
+// Sync makes everything durable.
+func (m *machine) Sync(t *rapid.T) {
+	if err := m.db.Sync(m.truth.Last()); err != nil {
+		t.Fatal(err)
+	}
+	if d := m.db.log.DurableSeqno(); d < m.truth.Last() {
+		t.Fatalf("synced %d, durable is %d", m.truth.Last(), d)
+	}
+}
+
+// Reopen closes and opens the store: nothing may be lost, in any mode.
+func (m *machine) Reopen(t *rapid.T) {
+	if err := m.db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m.readersEnded(t)
+	m.open(t)
+	if r := m.db.Stats().Recovery; !r.Clean {
+		t.Fatalf("closed in order, but found %+v", r)
+	}
+	m.recovered(t, m.truth.Last())
+}
+
+// Crash takes the disk as a power cut at this moment would leave it.
+func (m *machine) Crash(t *rapid.T) {
+	durable := m.db.log.DurableSeqno()
+	m.crash(t, durable)
+}
+
+// CrashWithin cuts the power at one of the next calls to the disk. What is
+// written until then, and fails or not, may be there or not; what was
+// acknowledged must be.
+func (m *machine) CrashWithin(t *rapid.T) {
+	n := int64(rapid.IntRange(1, 60).Draw(t, "calls"))
+	m.disk.CrashAt(m.disk.Calls()+n, rapid.SampledFrom([]memfs.When{memfs.Before, memfs.Within}).Draw(t, "when"))
+	for range 60 {
+		var err error
+		switch rapid.IntRange(0, 9).Draw(t, "last words") {
+		case 0:
+			err = m.update(t)
+		case 1:
+			err = m.clear(t)
+		default:
+			err = m.write(t)
+		}
+		if err != nil {
+			break
+		}
+	}
+	m.disk.CrashAt(0, memfs.Before)
+	m.crash(t, m.db.log.DurableSeqno())
+}
+
+func (m *machine) crash(t *rapid.T, durable Seqno) {
+	damage := rapid.SampledFrom(memfs.Damages()).Draw(t, "damage")
+	image := m.disk.CrashCopy(int64(rapid.IntRange(0, 1000).Draw(t, "seed")), damage)
+	m.db.Close()
+	m.readersEnded(t)
+	m.disk = image
+	m.open(t)
+	m.recovered(t, durable)
+}
+
+// recovered finds how much is there, which must be whole batches, all up to
+// durable and perhaps more, and compares everything.
+func (m *machine) recovered(t *rapid.T, durable Seqno) {
+	v := m.db.pin()
+	var end Seqno
+	if len(v.clears) > 0 {
+		end = v.clears[len(v.clears)-1]
+	}
+	for k := range m.db.kvstores {
+		for _, tab := range v.tables[k] {
+			it := tab.NewIter(nil, nil)
+			for ok := it.First(); ok; ok = it.Next() {
+				end = max(end, it.Version().Seqno)
+			}
+		}
+	}
+	v.release()
+	switch {
+	case !m.pending.IsZero() && !m.o.Now().Before(m.pending):
+		// It was due, and happened before anyone could look.
+		m.truth.Cut(end)
+		m.truth.Clear(end)
+		m.pending = time.Time{}
+	case end < m.truth.EndAt(durable):
+		t.Fatalf("recovered up to %d, durable was %d, written %d", end, durable, m.truth.Last())
+	case end != m.truth.EndAt(end):
+		t.Fatalf("recovered up to %d, within a batch", end)
+	default:
+		m.truth.Cut(end)
+	}
+	got := m.db.Stats().PendingClear
+	if m.replaced && got.IsZero() {
+		m.pending = got
+	}
+	m.replaced = false
+	if !got.Equal(m.pending) {
+		t.Fatalf("pending clear at %v, want %v", got, m.pending)
+	}
+	m.everything(t)
+}
+
+// everything compares all documents, one by one and in order.
+func (m *machine) everything(t *rapid.T) {
+	keys := m.truth.Keys()
+	var b ReadBatch
+	for _, key := range keys {
+		b.Add([]byte(key))
+	}
+	b.After(m.truth.Last())
+	if err := m.db.GetMany(&b); err != nil {
+		t.Fatal(err)
+	}
+	for i, key := range keys {
+		m.check(t, key, *b.Item(i), b.Err(i), m.truth.Last(), m.truth.Last())
+	}
+	b.Release()
+	w := m.walkOver(t, nil, nil, nil, IterOptions{})
+	for ok := w.step(t, m, w.it.First()); ok; {
+		ok = w.step(t, m, w.it.Next())
+	}
+	w.it.Close()
+}
+
+func sameItem(key string, want model.Version, got Item) bool {
+	return string(got.Key) == key && string(got.Value) == want.Value && got.Seqno == want.Seqno &&
+		got.CAS == want.CAS() && got.Flags == want.Meta.Flags && got.Expiry == want.Meta.Expiry &&
+		got.Datatype == want.Meta.Datatype
+}
+
+// check compares an answer with the model at any of the seqnos from..to.
+func (m *machine) check(t *rapid.T, key string, got Item, err error, from, to Seqno) {
+	t.Helper()
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		t.Fatalf("get %q: %v", key, err)
+	}
+	from = max(from, min(to, m.truth.Last())) // beyond the last write nothing changes
+	if from > to {
+		from = to
+	}
+	for at := from; ; at++ {
+		want, ok := m.truth.Get(key, at, m.now.Load())
+		if ok == (err == nil) && (!ok || sameItem(key, want, got)) {
+			return
+		}
+		if at >= min(to, m.truth.Last()) {
+			t.Fatalf("get %q at %d..%d: %v, %d bytes of #%d; want %v, %d bytes of #%d", key, from, to, err,
+				len(got.Value), got.Seqno, ok, len(want.Value), want.Seqno)
+		}
+	}
+}
+
+// plainSeqnos are the read seqnos that a plain read around now may have.
+func (m *machine) plainSeqno() Seqno {
+	v := Seqno(m.db.publish.visible.Load())
+	if m.db.Durable() {
+		return min(v, m.db.log.DurableSeqno())
+	}
+	return v
+}
+
+func (m *machine) Get(t *rapid.T) {
+	key := drawKey(t)
+	prefix := []byte("prefix")
+	from := m.plainSeqno()
+	got, err := m.db.Get(prefix, []byte(key))
+	m.check(t, key, got, err, from, m.plainSeqno())
+}
+
+func (m *machine) GetMany(t *rapid.T) {
+	var b ReadBatch
+	for range rapid.IntRange(1, 2).Draw(t, "rounds") {
+		b.Reset()
+		keys := rapid.SliceOfN(rapid.SampledFrom(modelKeys), 0, 40).Draw(t, "keys")
+		for _, key := range keys {
+			b.Add([]byte(key))
+		}
+		own := rapid.Bool().Draw(t, "own writes")
+		from := m.plainSeqno()
+		if own {
+			b.After(m.truth.Last())
+			from = max(from, m.truth.Last())
+		}
+		if err := m.db.GetMany(&b); err != nil {
+			t.Fatal(err)
+		}
+		to := max(from, m.plainSeqno())
+		for i, key := range keys {
+			m.check(t, key, *b.Item(i), b.Err(i), from, to)
+		}
+	}
+	b.Release()
+}
+
+// Check holds what is true after every action.
+func (m *machine) Check(t *rapid.T) {
+	s := m.db.Stats()
+	if s.NextSeqno != m.next || s.VisibleSeqno != m.next-1 {
+		t.Fatalf("visible %d, next %d, want next %d", s.VisibleSeqno, s.NextSeqno, m.next)
+	}
+	if s.DurableSeqno > s.NextSeqno-1 || s.ReadOnly != "" {
+		t.Fatalf("durable %d, next %d, read-only %q", s.DurableSeqno, s.NextSeqno, s.ReadOnly)
+	}
+	if n := len(m.snaps) + len(m.walks); s.Snapshots != n {
+		t.Fatalf("%d snapshots registered, want %d", s.Snapshots, n)
+	}
+	if s.CorruptReads != 0 {
+		t.Fatalf("%d corrupt reads", s.CorruptReads)
+	}
+}
