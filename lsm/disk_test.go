@@ -206,12 +206,16 @@ func killAt(inner vfs.FS, at int, within bool) *killFS {
 
 func (k *killFS) Lock(name string) (io.Closer, error) {
 	c, err := k.tapFS.Lock(name)
-	if c != nil {
-		k.mu.Lock()
-		k.locks = append(k.locks, c)
-		k.mu.Unlock()
+	if err != nil {
+		if c != nil {
+			_ = c.Close() // killed when it had the lock
+		}
+		return nil, err
 	}
-	return c, err
+	k.mu.Lock()
+	k.locks = append(k.locks, c)
+	k.mu.Unlock()
+	return c, nil
 }
 
 // imageSum is the checksum of every name and byte on a disk.

@@ -160,7 +160,7 @@ func (c *client) found(db *DB) (map[string]Item, error) {
 		case errors.Is(err, ErrNotFound) && errors.Is(many, ErrNotFound):
 			continue
 		case err != nil || many != nil:
-			return nil, fmt.Errorf("key %s: Get says %v, GetMany says %v", k, err, many)
+			return nil, fmt.Errorf("key %s: %w", k, errors.Join(err, many))
 		case !bytes.Equal(it.Value, b.Item(i).Value) || it.Seqno != b.Item(i).Seqno:
 			return nil, fmt.Errorf("key %s: Get and GetMany differ", k)
 		}
@@ -316,13 +316,14 @@ func (h *history) checkVersions(db *DB) error {
 	}
 	pinned := db.pin()
 	defer pinned.release()
-	cleared := pinned.clearFor(entry.MaxSeqno)
+	at := db.readSeqno(0) // a running store also holds what is not durable
+	cleared := pinned.clearFor(at)
 	for i := range pinned.tables {
 		for _, t := range pinned.tables[i] {
 			it := t.NewIter(nil, nil)
 			for ok := it.First(); ok; ok = it.Next() {
 				v := it.Version()
-				if v.Seqno <= cleared {
+				if v.Seqno <= cleared || v.Seqno > at {
 					continue
 				}
 				_, key := entry.SplitKey(v.Key)

@@ -71,6 +71,8 @@ type Options struct {
 	segmentBytesMin int64
 	// groupBytesMax is lowered by tests; default 4 MiB.
 	groupBytesMax int
+	// replayBufferBytes is lowered by tests; 0 is the scanner's default.
+	replayBufferBytes int
 }
 
 func (o Options) withDefaults() Options {

@@ -23,7 +23,8 @@ type player struct {
 	db     *DB
 	clock  atomic.Int64
 	faulty bool
-	halted func() bool // the disk will not answer any more
+	fault  faultfs.Fault // which one, when faulty
+	halted func() bool   // the disk will not answer any more
 
 	mu       sync.Mutex
 	dead     error
@@ -35,8 +36,8 @@ var clockStart = time.Unix(1_700_000_000, 0)
 
 func tinyOptions() Options {
 	return Options{
-		VBuckets: 4, KVStores: 2, MemQuota: 16 * mib, WriteCache: mib, InlineLimit: 64, MaxItemBytes: 64 * kib,
-		SegmentBytes: 32 * kib, segmentBytesMin: 32 * kib, groupBytesMax: 16 * kib, AsyncWindow: time.Millisecond,
+		VBuckets: 4, KVStores: 1, MemQuota: 16 * mib, WriteCache: mib, InlineLimit: 64, MaxItemBytes: 64 * kib,
+		SegmentBytes: 32 * kib, segmentBytesMin: 32 * kib, groupBytesMax: 16 * kib, replayBufferBytes: 64 * kib, AsyncWindow: time.Millisecond,
 	}
 }
 
@@ -105,7 +106,7 @@ func (p *player) open() {
 			return
 		}
 	}
-	if p.h.wish.doneBy != nil {
+	if p.faulty || p.h.wish.doneBy != nil {
 		p.settle()
 	}
 }
@@ -142,7 +143,13 @@ func (p *player) close() {
 	p.db.commit.mu.Unlock()
 	err := p.db.Close()
 	p.db = nil
-	if err != nil && !p.faulty {
+	switch {
+	case err == nil:
+	case p.faulty && errors.Is(err, faultfs.ErrInjected):
+		if p.fault == faultfs.SyncDrop {
+			p.die(err)
+		}
+	default:
 		p.die(fmt.Errorf("close: %w", err))
 	}
 }
@@ -206,11 +213,26 @@ func (p *player) answer(c *client, o *asked, verb string, err error, durable boo
 	}
 	if !p.faulty {
 		p.die(fmt.Errorf("%s: %w", verb, err))
-	} else if !errors.Is(err, ErrReadOnly) && !errors.Is(err, ErrDiskFull) && !errors.Is(err, faultfs.ErrInjected) {
-		p.problem("%s: undocumented error: %w", verb, err)
+	} else {
+		p.judge(verb, err)
 	}
 	if !errors.Is(err, ErrReadOnly) {
 		c.drop(o)
+	}
+}
+
+// judge looks at an error under a fault: only documented ones may come.
+func (p *player) judge(verb string, err error) {
+	switch {
+	case p.fault == faultfs.SyncDrop && errors.Is(err, faultfs.ErrInjected):
+		// The disk shows what the device does not have. Direct I/O reads the
+		// device; this disk would let a restart build on sand.
+		p.die(err)
+	case errors.Is(err, ErrReadOnly):
+	case errors.Is(err, ErrDiskFull) && p.fault == faultfs.ENOSPC:
+	case errors.Is(err, faultfs.ErrInjected) && p.fault != faultfs.ENOSPC:
+	default:
+		p.problem("%s: undocumented error: %w", verb, err)
 	}
 }
 
@@ -221,6 +243,9 @@ func (p *player) sync(i int) {
 		return
 	}
 	o := c.ops[len(c.ops)-1]
+	if o.first == 0 {
+		return // it was refused
+	}
 	err := p.db.Sync(o.first + Seqno(len(o.docs)) - 1)
 	if err == nil {
 		o.told = true
@@ -228,7 +253,7 @@ func (p *player) sync(i int) {
 	}
 	if !p.faulty {
 		p.die(fmt.Errorf("sync: %w", err))
-	} else if !errors.Is(err, ErrReadOnly) {
+	} else if p.judge("sync", err); !errors.Is(err, ErrReadOnly) {
 		p.problem("sync: undocumented error: %w", err)
 	}
 }
@@ -270,7 +295,9 @@ func (p *player) update(i int, key string, n int) {
 	was, had := c.after(len(c.ops))[key]
 	d := doc{key: key, flags: uint32(len(c.ops) + 1)}
 	o := &asked{}
+	c.ops = append(c.ops, o)
 	seen, err := p.db.Update([]byte(key), func(old *Item) (UpdateOp, []byte, Meta, error) {
+		o.docs = []doc{{}} // decided below
 		if had != (old != nil) || had && string(was.value) != string(old.Value) {
 			p.problem("update of %s does not see the last write", key)
 		}
@@ -278,11 +305,12 @@ func (p *player) update(i int, key string, n int) {
 			d.value = nil
 			return UpdateDelete, nil, Meta{}, nil
 		}
-		d.value = append(append([]byte(nil), was.value...), c.value(key, 0)...)
+		d.value = append(append([]byte(nil), was.value...), fmt.Sprintf("%d;", len(c.ops))...)
 		return UpdateSet, d.value, Meta{Flags: d.flags}, nil
 	})
-	o.docs = []doc{d}
-	c.ops = append(c.ops, o)
+	if o.docs != nil {
+		o.docs[0] = d
+	}
 	if err == nil {
 		o.first = seen
 		err = p.db.WaitDurable(seen)

@@ -285,6 +285,7 @@ func (r *recoverer) replay() error {
 	res, err := wal.Scan(ctx, wal.ScanOptions{
 		FS: db.fs, Dir: db.dir, Secret: db.secret, StoreID: db.format.StoreID, Direct: !db.o.BufferedIO,
 		From: r.state.ReplayFrom, Segments: segments, DurableFloor: floor,
+		BufferBytes: db.o.replayBufferBytes,
 	}, func(c *wal.Chunk) error {
 		select {
 		case chunks <- c:

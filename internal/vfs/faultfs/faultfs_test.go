@@ -277,7 +277,7 @@ func TestLatencyHoldsUpOneCall(t *testing.T) {
 	if took := time.Since(start); took < time.Millisecond {
 		t.Fatalf("took %v", took)
 	}
-	if f.Injected() != 0 {
+	if f.Injected() != 0 || f.FirstInjected().N != 0 {
 		t.Fatal("latency alone is no fault")
 	}
 }
@@ -351,6 +351,9 @@ func TestConcurrentCallsAreCountedOnce(t *testing.T) {
 		}()
 	}
 	wg.Wait()
+	if op := f.FirstInjected(); op.Kind != vfs.OpWriteAt || op.Name != "a" {
+		t.Fatal(op)
+	}
 	if len(failed) != 1 || f.Count("a", vfs.OpWriteAt) != 200 {
 		t.Fatalf("%d failed of %d", len(failed), f.Count("a", vfs.OpWriteAt))
 	}

@@ -27,6 +27,7 @@ type FS struct {
 	rules    []*activeRule
 	calls    int64
 	injected int64
+	first    vfs.Op // the first that met a fault
 	hook     func(vfs.Op) error
 }
 
@@ -71,6 +72,14 @@ func (f *FS) Injected() int64 {
 	return f.injected
 }
 
+// FirstInjected returns the first call that met a fault other than None; the
+// zero Op, whose N is 0, when none did.
+func (f *FS) FirstInjected() vfs.Op {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.first
+}
+
 // Count returns how many calls of these kinds, of any when there are none, had
 // a name or base name that matches pattern, failed ones included.
 func (f *FS) Count(pattern string, kinds ...vfs.OpKind) int { return f.counts.Count(pattern, kinds...) }
@@ -111,6 +120,9 @@ func (f *FS) decide(op vfs.Op) (Fault, time.Duration) {
 		return None, 0
 	}
 	if first.Fault != None {
+		if f.injected == 0 {
+			f.first = op
+		}
 		f.injected++
 	}
 	return first.Fault, first.Latency

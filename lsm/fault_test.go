@@ -1,0 +1,150 @@
+package lsm
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"fluxkv/internal/vfs"
+	"fluxkv/internal/vfs/faultfs"
+	"fluxkv/internal/vfs/memfs"
+)
+
+// faultLoop fails each call of a scenario in one way.
+type faultLoop struct {
+	*loop
+	fault faultfs.Fault
+	once  bool
+}
+
+// run plays the scenario with the n'th call that the fault can hit failing, and
+// checks the store during the fault, after it, after a restart and after a
+// power cut. It reports whether there was such a call.
+func (l *faultLoop) run(n int) bool {
+	disk := l.base.CrashCopy(0, memfs.DropAll)
+	faulty := faultfs.Wrap(disk)
+	p := newPlayer(l.sc.disk(faulty), l.o, l.h.clone())
+	p.faulty, p.fault = true, l.fault
+	faulty.Add(faultfs.Rule{From: n, Once: l.once, Fault: l.fault})
+	l.sc.play(p)
+	l.plays.Add(1)
+	hit := faulty.FirstInjected()
+	faulty.Clear() // the disk heals
+	where := fmt.Sprintf("%v at %v", l.fault, hit)
+	if !l.once {
+		where += " and ever after"
+	}
+	if p.db != nil && !p.over() {
+		l.healed(p, hit)
+	}
+	p.close()
+	if p.report(l.t, where) {
+		return true
+	}
+	if hit.N == 0 {
+		if p.dead != nil {
+			l.t.Errorf("no fault: %v", p.dead)
+		}
+		return false
+	}
+	for _, d := range []memfs.Damage{memfs.DropAll, memfs.KeepAll, memfs.Random} {
+		l.images.Add(1)
+		image := disk.CrashCopy(int64(n), d)
+		if l.fresh(image, p.h, p.clock.Load()) {
+			l.check(image, p.h, p.clock.Load(), fmt.Sprintf("%s, then %v", where, d))
+		}
+	}
+	if p.dead != nil && l.fault != faultfs.SyncDrop && !l.t.Failed() {
+		// The same disk, with whatever locks the failed start left behind.
+		l.check(disk, p.h, p.clock.Load(), where+", then a restart")
+	}
+	return true
+}
+
+// healed checks a store that is open when the disk works again: one that is
+// read-only must have had a reason, and reads; any other takes writes without a
+// restart.
+func (l *faultLoop) healed(p *player, hit vfs.Op) {
+	readOnly := p.db.readOnly.Load()
+	if readOnly == nil {
+		i := len(p.h.clients)
+		p.h.clients = append(p.h.clients, &client{name: "healed"})
+		p.faulty = false
+		p.write(i, "healed1:100", "healed2")
+		p.sync(i)
+		if p.dead != nil {
+			p.problem("the disk works again, but: %w", p.dead)
+		}
+		p.verify()
+		p.faulty = true
+		return
+	}
+	if !errors.Is(*readOnly, ErrReadOnly) || !errors.Is(*readOnly, faultfs.ErrInjected) {
+		p.problem("read-only without the cause: %w", *readOnly)
+	}
+	if l.once && hit.N != 0 && !l.endsWriting(hit) {
+		p.problem("the store became read-only, though nothing was half done: %w", *readOnly)
+	}
+	if _, err := p.db.Set([]byte("refused"), nil, Meta{}); !errors.Is(err, ErrReadOnly) {
+		p.problem("write to a read-only store: %w", err)
+	}
+	if _, err := p.h.check(p.db); err != nil {
+		p.problem("reading a read-only store: %w", err)
+	}
+}
+
+// endsWriting reports whether a failure of this call leaves it open what is on
+// the device: a group, a record of the manifest, the switch of CURRENT.
+func (l *faultLoop) endsWriting(op vfs.Op) bool {
+	switch op.Kind {
+	case vfs.OpWriteDurable:
+		return true
+	case vfs.OpWriteAt:
+		return strings.Contains(op.Name, "MANIFEST") && l.fault != faultfs.ENOSPC
+	case vfs.OpSync:
+		return strings.Contains(op.Name, "MANIFEST")
+	case vfs.OpRename:
+		return strings.HasSuffix(op.Name, "CURRENT.tmp")
+	case vfs.OpSyncDir:
+		return op.Name == "data"
+	}
+	return false
+}
+
+// TestFaultLoop fails every call of the scenarios, once and for ever.
+func TestFaultLoop(t *testing.T) {
+	start := time.Now()
+	var total tally
+	for _, sc := range scenarios {
+		if sc.sparse && !soak() {
+			continue
+		}
+		for _, fault := range []faultfs.Fault{faultfs.EIO, faultfs.ENOSPC, faultfs.ShortWrite, faultfs.SyncDrop} {
+			for _, once := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/%v/once=%v", sc.name, fault, once), func(t *testing.T) {
+					l := &faultLoop{newLoop(t, sc, &total), fault, once}
+					step := 1
+					switch {
+					case testing.Short():
+						step = 5
+					case !once && !soak():
+						step = 3 // most of them end at the first call
+					}
+					var end atomic.Int64
+					end.Store(1 << 40)
+					inParallel(10_000, 8*runtime.GOMAXPROCS(0), func(i int) {
+						if n := int64(1 + i*step); n < end.Load() && !t.Failed() && !l.run(int(n)) {
+							end.Store(min(end.Load(), n))
+						}
+					})
+				})
+			}
+		}
+	}
+	t.Logf("fault loop: %d runs, %d images, %d different ones opened and checked; %.1f s",
+		total.plays.Load(), total.images.Load(), total.checks.Load(), time.Since(start).Seconds())
+}
