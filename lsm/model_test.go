@@ -79,7 +79,7 @@ func newMachine(o Options, tableBytes int) *machine {
 	m.now.Store(1_700_000_000)
 	o.MemQuota, o.WriteCache, o.Reject = 16*mib, 4*mib, true
 	o.SegmentBytes, o.segmentBytesMin, o.groupBytesMax = 64*kib, 64*kib, 16*kib
-	o.MaxItemBytes = 48 * kib
+	o.MaxItemBytes, o.replayBufferBytes = 48*kib, 64*kib
 	o.Now = func() time.Time { return time.Unix(m.now.Load(), 0) }
 	m.o = o
 	return m

@@ -36,6 +36,9 @@ func NewArena(capacity int) (*Arena, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A store has many memtables that stay small: their first bytes must not
+	// take, and zero, a huge page each.
+	smallPages(mem[:min(capacity, hugeBytes)])
 	a := &Arena{mem: mem}
 	a.used.Store(arenaHead)
 	return a, nil

@@ -45,6 +45,14 @@ func mapBytes(n int) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), n), nil
 }
 
+// smallPages takes back the wish for huge pages for b, whole pages of Map.
+// Advice only, like the wish.
+func smallPages(b []byte) {
+	if len(b) >= hugeBytes {
+		_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
+	}
+}
+
 func unmapBytes(b []byte) {
 	if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), roundPage(len(b))); err != nil {
 		// The kernel refuses only addresses that Map never returned.

@@ -11,3 +11,5 @@ func mapBytes(n int) ([]byte, error) {
 }
 
 func unmapBytes([]byte) {}
+
+func smallPages([]byte) {}
