@@ -8,6 +8,7 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
 	"fluxkv/wal"
 )
 
@@ -121,6 +122,10 @@ func (db *DB) clearNow() (Seqno, error) {
 			}
 		}
 		dropped = e.DropSegments
+		if mutant.DropBeforeEdit {
+			db.log.Drop(dropped)
+			time.Sleep(time.Millisecond)
+		}
 		return e
 	})
 	if err != nil {

@@ -115,6 +115,9 @@ func (l *loop) rehearse() int64 {
 		l.t.FailNow()
 	}
 	for _, c := range l.sc.crossed {
+		if os.Getenv("FLUXKV_MUTANT") != "" {
+			break // a defect must be caught by what it does
+		}
 		if n := disk.Count(c.pattern, c.kind); n < c.min {
 			l.t.Errorf("the scenario made %d calls of %v %s, at least %d are wanted", n, c.kind, c.pattern, c.min)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/mutant"
 	"fluxkv/memtable"
 	"fluxkv/wal"
 )
@@ -58,7 +59,7 @@ func (db *DB) readSeqno(after Seqno) Seqno {
 		v = Seqno(db.publish.visible.Load())
 	}
 	failed := db.readOnly.Load() != nil
-	if !db.o.NonDurable || failed {
+	if (!db.o.NonDurable || failed) && !mutant.ReadAtVisible {
 		v = min(v, db.log.DurableSeqno())
 	}
 	if !failed {

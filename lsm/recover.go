@@ -14,6 +14,7 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
@@ -399,7 +400,7 @@ func (r *recoverer) finishLoaders() error {
 // syncReplayed makes what was read durable: a group may have reached the file
 // but not the device when the process was killed.
 func (r *recoverer) syncReplayed() error {
-	if r.state.ReplayFrom.Segment == 0 {
+	if r.state.ReplayFrom.Segment == 0 || mutant.SkipReplaySync {
 		return nil
 	}
 	db := r.db
@@ -433,7 +434,7 @@ func (r *recoverer) record() error {
 		}
 	}
 	next := max(r.scan.End.Seqno, r.state.NextSeqno)
-	if !r.scan.Clean {
+	if !r.scan.Clean && !mutant.NoSeqnoJump {
 		next = max(next, r.scan.MaxSeen+1) + seqnoJump
 	}
 	if next > entry.MaxSeqno {
@@ -441,7 +442,7 @@ func (r *recoverer) record() error {
 	}
 	r.scan.End.Seqno = next
 	e := &manifest.Edit{NextSeqno: next, ClearSeqno: entry.Seqno(r.cleared.Load())}
-	if r.state.ReplayFrom.Segment != 0 {
+	if r.state.ReplayFrom.Segment != 0 && !mutant.KeepTornTail {
 		if err := r.endLog(e, next); err != nil {
 			return err
 		}

@@ -276,6 +276,7 @@ var scenarios = []*scenario{
 		base: closed(few, "a"),
 		play: func(p *player) {
 			p.open()
+			p.write(0, "k1") // so that the first segment ends early and its file is cut
 			fill(p, 5)
 			p.background(0)
 			p.clear()

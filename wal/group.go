@@ -5,6 +5,7 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/invariants"
+	"fluxkv/internal/mutant"
 )
 
 // Group header, little-endian; records follow, then zeros up to align:
@@ -123,7 +124,7 @@ func DecodeGroupHeader(buf []byte, secret *Secret, segment entry.SegmentID, offs
 	}
 	b := buf[:GroupHeaderBytes]
 	// The cheap tests come first: a search looks at every block of a segment.
-	if le.Uint16(b[12:]) != groupMagic || le.Uint32(b[24:]) != uint32(segment) || le.Uint32(b[28:]) != offset {
+	if le.Uint16(b[12:]) != groupMagic || le.Uint32(b[24:]) != uint32(segment) && !mutant.AcceptStaleGroup || le.Uint32(b[28:]) != offset {
 		return h, false
 	}
 	p := place(secret, segment, offset)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/mutant"
 )
 
 // Wait returns when s is durable, leading the write itself where it can. An
@@ -12,6 +13,9 @@ import (
 func (l *Log) Wait(s entry.Seqno) error {
 	if entry.Seqno(l.durable.Load()) >= s {
 		return nil
+	}
+	if mutant.AckBeforeSync {
+		return nil // the flusher writes the group in its own time
 	}
 	l.o.Mu.Lock()
 	for {
@@ -125,8 +129,19 @@ func (l *Log) writeGroup(g *group) (entry.Seqno, error) {
 		Durable:     l.DurableSeqno(),
 		PrevSegment: g.prev.Segment, PrevEnd: g.prev.End, PrevLast: g.prev.Last,
 	}
+	if mutant.PromiseEarly {
+		h.Durable = g.first - 1
+	}
 	h.Encode(buf[:g.used], &l.o.Secret)
-	if _, err := g.seg.File.WriteDurable(buf, int64(g.off)); err != nil {
+	write := g.seg.File.WriteDurable
+	if mutant.SkipGroupSync {
+		write = g.seg.File.WriteAt
+	}
+	_, err := write(buf, int64(g.off))
+	if mutant.RetryFailedSync && err != nil {
+		err = g.seg.File.Sync()
+	}
+	if err != nil {
 		return 0, fmt.Errorf("%w: write %d bytes at %d of %s: %w", ErrFailed, bytes, g.off, g.seg.File.Name(), err)
 	}
 	l.stats.groups.Add(1)
@@ -148,6 +163,9 @@ func (l *Log) completeLocked(g *group, promise entry.Seqno, err error) *group {
 		return l.failLocked(err)
 	}
 	g.finished = true
+	if mutant.DurableOutOfOrder {
+		l.durable.Store(max(l.durable.Load(), uint64(g.last)))
+	}
 	l.promised = max(l.promised, promise)
 	l.lastWrite = time.Now()
 	var head, tail *group

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 )
@@ -225,10 +226,12 @@ func (l *Log) prepare(want int64) (*Segment, error) {
 	if err := l.writeHeader(s, name); err != nil {
 		return nil, errors.Join(err, l.discardFile(s, name))
 	}
-	if err := l.o.FS.SyncDir(path.Join(l.o.Dir, SegmentsDir)); err != nil {
+	syncDir := func() error { return l.o.FS.SyncDir(path.Join(l.o.Dir, SegmentsDir)) }
+	if err := mutant.Skip(mutant.SkipSegmentDirSync, syncDir); err != nil {
 		return nil, errors.Join(fmt.Errorf("sync directory of log segment %s: %w", name, err), l.discardFile(s, name))
 	}
-	if err := l.o.Register(id, SegmentLog, s.bytes); err != nil {
+	register := func() error { return l.o.Register(id, SegmentLog, s.bytes) }
+	if err := mutant.Skip(mutant.LateRegister, register); err != nil {
 		err = fmt.Errorf("register log segment %s: %w", name, err)
 		if errors.Is(err, vfs.ErrNoSpace) && !errors.Is(err, ErrFailed) {
 			return nil, errors.Join(err, l.discardFile(s, name))
@@ -259,7 +262,7 @@ func (l *Log) writeHeader(s *Segment, name string) error {
 	if _, err := s.File.WriteAt(b, 0); err != nil {
 		return fmt.Errorf("write header of log segment %s: %w", name, err)
 	}
-	if err := s.File.Sync(); err != nil {
+	if err := mutant.Skip(mutant.SkipSegmentSync, s.File.Sync); err != nil {
 		return fmt.Errorf("sync log segment %s: %w", name, err)
 	}
 	return nil
@@ -359,8 +362,13 @@ func (l *Log) writeFooter(s *Segment) error {
 	if err := s.File.Truncate(bytes); err != nil {
 		return err
 	}
-	if err := s.File.Sync(); err != nil {
+	if err := mutant.Skip(mutant.SkipSealSync, s.File.Sync); err != nil {
 		return err
+	}
+	if mutant.LateRegister {
+		if err := l.o.Register(s.ID, SegmentLog, s.bytes); err != nil {
+			return err
+		}
 	}
 	l.stats.footers.Add(int64(n))
 	return l.o.Sealed(SealedSegment{ID: s.ID, End: s.end, Last: s.last, Bytes: bytes})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/vfs"
 )
 
@@ -206,7 +207,8 @@ func replaceFile(fs vfs.FS, dir, tempName, base string, content []byte) (renamed
 	if err := fs.Rename(temp, name); err != nil {
 		return true, fmt.Errorf("rename %s: %w", temp, err)
 	}
-	if err := fs.SyncDir(dir); err != nil {
+	syncDir := func() error { return fs.SyncDir(dir) }
+	if err := mutant.Skip(mutant.SkipCurrentDirSync && base == CurrentName, syncDir); err != nil {
 		return true, fmt.Errorf("sync directory %s: %w", dir, err)
 	}
 	return true, nil

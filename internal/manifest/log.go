@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/vfs"
 )
 
@@ -265,7 +266,7 @@ func (l *Log) appendLocked(e *Edit) error {
 		l.poison = err
 		return l.poisonedLocked()
 	}
-	if err := l.file.Sync(); err != nil {
+	if err := mutant.Skip(mutant.SkipManifestSync, l.file.Sync); err != nil {
 		l.poison = fmt.Errorf("sync %s: %w", l.file.Name(), err)
 		return l.poisonedLocked()
 	}
@@ -328,7 +329,7 @@ func (l *Log) writeNew(name string, b []byte) (vfs.File, error) {
 	}
 	if _, err = f.WriteAt(b, 0); err != nil {
 		err = fmt.Errorf("write %s: %w", name, err)
-	} else if err = f.Sync(); err != nil {
+	} else if err = mutant.Skip(mutant.SkipNewManifestSync, f.Sync); err != nil {
 		err = fmt.Errorf("sync %s: %w", name, err)
 	} else if err = l.fs.SyncDir(l.dir); err != nil {
 		err = fmt.Errorf("sync directory %s: %w", l.dir, err)

@@ -1,0 +1,49 @@
+// Package mutant holds deliberate defects, to prove that the crash, kill and
+// fault loops would notice real ones.
+//
+//	normal build          every name is the constant false: no code, no cost
+//	-tags mutants         every name is false but the one in FLUXKV_MUTANT
+//
+// At the point of a defect the code reads
+//
+//	if mutant.IgnoreEvidence {
+//		return nil
+//	}
+//	err := mutant.Skip(mutant.SkipSealSync, file.Sync)
+//
+// The package's test builds the loops with the tag and demands that each defect
+// makes them fail.
+package mutant
+
+// Skip calls do, unless the defect is on. It is for steps that a defect leaves
+// out.
+func Skip(defect bool, do func() error) error {
+	if defect {
+		return nil
+	}
+	return do()
+}
+
+// Names are all defects; what each one does is said where its variable is.
+var Names = []string{
+	"AckBeforeSync",
+	"AcceptStaleGroup",
+	"AcceptTornGroup",
+	"DropBeforeEdit",
+	"DurableOutOfOrder",
+	"IgnoreEvidence",
+	"KeepTornTail",
+	"LateRegister",
+	"NoSeqnoJump",
+	"PromiseEarly",
+	"ReadAtVisible",
+	"RetryFailedSync",
+	"SkipCurrentDirSync",
+	"SkipGroupSync",
+	"SkipManifestSync",
+	"SkipNewManifestSync",
+	"SkipReplaySync",
+	"SkipSealSync",
+	"SkipSegmentDirSync",
+	"SkipSegmentSync",
+}

@@ -1,0 +1,107 @@
+package mutant
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// caughtBy says which loop, on which scenario, must notice each defect. It is
+// the quickest that does; most defects fail in many places.
+var caughtBy = map[string]string{
+	"AckBeforeSync":       "TestCrashLoop/single_write",
+	"AcceptStaleGroup":    "TestCrashLoop/pool",
+	"AcceptTornGroup":     "TestCrashLoop/large_documents",
+	"DropBeforeEdit":      "TestCrashLoop/pool",
+	"DurableOutOfOrder":   "TestCrashLoop/several_writers",
+	"IgnoreEvidence":      "TestRot",
+	"KeepTornTail":        "TestCrashLoop/recovery_after_a_torn_tail",
+	"LateRegister":        "TestCrashLoop/single_write",
+	"NoSeqnoJump":         "TestCrashLoop/single_write",
+	"PromiseEarly":        "TestCrashLoop/several_writers",
+	"ReadAtVisible":       "TestCrashLoop/readers",
+	"RetryFailedSync":     "TestFaultLoop/single_write/sync_drop",
+	"SkipCurrentDirSync":  "TestCrashLoop/single_write",
+	"SkipGroupSync":       "TestCrashLoop/single_write",
+	"SkipManifestSync":    "TestCrashLoop/segment_roll",
+	"SkipNewManifestSync": "TestCrashLoop/switch_of_the_manifest",
+	"SkipReplaySync":      "TestKillLoop/single_write",
+	"SkipSealSync":        "TestCrashLoop/seal_with_footer",
+	"SkipSegmentDirSync":  "TestCrashLoop/single_write",
+	"SkipSegmentSync":     "TestCrashLoop/single_write",
+}
+
+// TestLoopsNotice builds the loops with each defect in turn: they must fail, by
+// a check of theirs and not for want of time.
+func TestLoopsNotice(t *testing.T) {
+	if os.Getenv("FLUXKV_MUTANT") != "" {
+		t.Fatal("FLUXKV_MUTANT is set")
+	}
+	names := Names
+	if testing.Short() {
+		names = []string{"AckBeforeSync", "SkipSegmentDirSync"}
+	}
+	binary := filepath.Join(t.TempDir(), "loops.test")
+	build := exec.Command("go", "test", "-c", "-tags", "mutants", "-o", binary, "fluxkv/lsm")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", build, err, out)
+	}
+	// Without a defect the same loops pass: a failure below is the defect's.
+	if out, err := play(t, binary, "", "Test(Crash|Kill)Loop/single_write"); err != nil {
+		t.Fatalf("without a defect: %v\n%s", err, out)
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			out, err := play(t, binary, name, caughtBy[name])
+			switch {
+			case err == nil:
+				t.Fatalf("%s passes with this defect", caughtBy[name])
+			case !bytes.Contains(out, []byte("--- FAIL: Test")) || bytes.Contains(out, []byte("panic: test timed out")):
+				t.Fatalf("%v, but no check failed:\n%s", err, out)
+			}
+			t.Logf("%.1f s: %s", time.Since(start).Seconds(), firstFailure(out))
+		})
+	}
+}
+
+// play runs the tests that match pattern with a defect.
+func play(t *testing.T, binary, name, pattern string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+pattern, "-test.failfast", "-test.timeout", "150s", "-test.v")
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(os.Environ(), "FLUXKV_MUTANT="+name)
+	return cmd.CombinedOutput()
+}
+
+// firstFailure is the line that names the crash.
+func firstFailure(out []byte) string {
+	for _, line := range strings.Split(string(out), "\n") {
+		if strings.Contains(line, "_test.go:") {
+			line = strings.TrimSpace(line)
+			return line[:min(len(line), 240)]
+		}
+	}
+	return "?"
+}
+
+func TestEveryDefectIsCaughtBySomething(t *testing.T) {
+	if !slices.IsSorted(Names) && len(Names) == 0 {
+		t.Fatal("no defects")
+	}
+	for _, name := range Names {
+		if caughtBy[name] == "" {
+			t.Errorf("no loop is named for %s", name)
+		}
+	}
+	if len(caughtBy) != len(Names) {
+		t.Errorf("%d loops for %d defects", len(caughtBy), len(Names))
+	}
+}

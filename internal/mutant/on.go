@@ -1,0 +1,65 @@
+//go:build mutants
+
+package mutant
+
+import (
+	"os"
+	"slices"
+)
+
+func on(name string) bool {
+	if !slices.Contains(Names, name) {
+		panic("mutant: " + name + " is not in Names")
+	}
+	return os.Getenv("FLUXKV_MUTANT") == name
+}
+
+func init() {
+	if name := os.Getenv("FLUXKV_MUTANT"); name != "" && !slices.Contains(Names, name) {
+		panic("mutant: FLUXKV_MUTANT=" + name + " is no defect")
+	}
+}
+
+// The defects. They are read-only after start-up.
+var (
+	// AckBeforeSync lets writers go on while their group is still to be written.
+	AckBeforeSync = on("AckBeforeSync")
+	// AcceptStaleGroup takes a group that an earlier life of a recycled segment left for one of this life.
+	AcceptStaleGroup = on("AcceptStaleGroup")
+	// AcceptTornGroup trusts a group's header and does not verify its records.
+	AcceptTornGroup = on("AcceptTornGroup")
+	// DropBeforeEdit frees the segments of a clear before the edit that drops them, and dawdles in between.
+	DropBeforeEdit = on("DropBeforeEdit")
+	// DurableOutOfOrder moves the durable seqno over groups that are still being written.
+	DurableOutOfOrder = on("DurableOutOfOrder")
+	// IgnoreEvidence takes every damaged group for the torn end of the log.
+	IgnoreEvidence = on("IgnoreEvidence")
+	// KeepTornTail starts a new segment after a torn one without recording where that ends.
+	KeepTornTail = on("KeepTornTail")
+	// LateRegister names a segment in the manifest only when it is sealed.
+	LateRegister = on("LateRegister")
+	// NoSeqnoJump goes on with the next seqno after a log that did not end in order.
+	NoSeqnoJump = on("NoSeqnoJump")
+	// PromiseEarly promises what is before a group, durable or not.
+	PromiseEarly = on("PromiseEarly")
+	// ReadAtVisible lets readers of a durable store see what is not durable.
+	ReadAtVisible = on("ReadAtVisible")
+	// RetryFailedSync syncs again after a failed write, and believes the answer.
+	RetryFailedSync = on("RetryFailedSync")
+	// SkipCurrentDirSync does not sync the directory after CURRENT was renamed.
+	SkipCurrentDirSync = on("SkipCurrentDirSync")
+	// SkipGroupSync writes groups without making them durable.
+	SkipGroupSync = on("SkipGroupSync")
+	// SkipManifestSync does not sync edits of the manifest.
+	SkipManifestSync = on("SkipManifestSync")
+	// SkipNewManifestSync switches CURRENT to a manifest that was not synced.
+	SkipNewManifestSync = on("SkipNewManifestSync")
+	// SkipReplaySync does not sync what recovery read.
+	SkipReplaySync = on("SkipReplaySync")
+	// SkipSealSync records a sealed segment whose footer and length were not synced.
+	SkipSealSync = on("SkipSealSync")
+	// SkipSegmentDirSync does not sync the directory after making a segment.
+	SkipSegmentDirSync = on("SkipSegmentDirSync")
+	// SkipSegmentSync registers a segment whose header was not synced.
+	SkipSegmentSync = on("SkipSegmentSync")
+)
