@@ -30,6 +30,7 @@ type UpdateFunc func(old *Item) (op UpdateOp, value []byte, m Meta, err error)
 // updateScratch is the memory of one Update.
 type updateScratch struct {
 	batch Batch
+	item  Item // that the function gets: a variable would go to the heap
 	old   []byte
 }
 
@@ -63,6 +64,7 @@ func (db *DB) Update(key []byte, fn UpdateFunc) (Seqno, error) {
 	s := updateScratches.Get().(*updateScratch)
 	defer func() {
 		s.batch.Reset()
+		s.item = Item{}
 		if cap(s.old) > mib {
 			s.old = nil
 		}
@@ -92,12 +94,12 @@ func (db *DB) updateOnce(s *updateScratch, key []byte, fn UpdateFunc) (Seqno, er
 	if err != nil {
 		return 0, err
 	}
-	old, err := db.getAt(v, at, s.old[:0], key)
+	s.item, err = db.getAt(v, at, s.old[:0], key)
 	var seen *Item
 	switch {
 	case err == nil:
-		seen = &old
-		s.old = old.Value
+		seen = &s.item
+		s.old = s.item.Value
 	case !errors.Is(err, ErrNotFound):
 		v.release()
 		return word, err
