@@ -171,6 +171,10 @@ func (l *Log) prepareOnce() (again, failed bool) {
 			return true, true
 		}
 		return true, false
+	case sealing != nil && sealing.dropped.Load():
+		// Nobody wants its index, and its file may be another segment's by
+		// now: files are reused by this goroutine, before or after this.
+		return true, false
 	case sealing != nil:
 		if err := l.writeFooter(sealing); err != nil {
 			// The segment is whole without its footer; the index can be made
