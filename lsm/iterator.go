@@ -161,7 +161,7 @@ func (it *Iterator) usable() bool {
 
 // stale reports whether the view is old and no longer the current one.
 func (it *Iterator) stale() bool {
-	return it.view == nil || time.Since(it.since) >= it.viewAge && it.db.current.Load() != it.view
+	return it.view == nil || it.db.current.Load() != it.view && time.Since(it.since) >= it.viewAge
 }
 
 // First moves to the first document within the bounds.

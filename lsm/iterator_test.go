@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -161,9 +162,9 @@ func testKVStoreOrder(t *testing.T, db *DB, want []string) {
 	}
 }
 
-// TestIteratorChangesViews: whatever happens to memtables while an iterator is
+// TestR18_IteratorsTakeFreshViews: whatever happens to memtables while an iterator is
 // under way, it shows what was there when it was made, and lets old views go.
-func TestIteratorChangesViews(t *testing.T) {
+func TestR18_IteratorsTakeFreshViews(t *testing.T) {
 	for _, one := range []bool{false, true} {
 		t.Run(fmt.Sprintf("one kvstore %v", one), func(t *testing.T) {
 			o := testOptions(memfs.New())
@@ -349,4 +350,99 @@ func TestIteratorExpiry(t *testing.T) {
 	if got := rest(t, it, true); !slices.Equal(got, []string{"k1=", "k4="}) {
 		t.Error(got)
 	}
+}
+
+// TestIteratorsBesideWriters: batches are seen whole or not at all, in order,
+// while memtables are filled, rotated and cleared, and the store is closed.
+func TestIteratorsBesideWriters(t *testing.T) {
+	for _, kvstores := range []int{1, 4} {
+		t.Run(fmt.Sprintf("%d kvstores", kvstores), func(t *testing.T) {
+			o := testOptions(memfs.New())
+			o.NonDurable, o.KVStores, o.WriteCache = true, kvstores, 16*mib
+			db := mustOpen(t, "data", o)
+			db.tableBytesMax = 64 * kib
+			rounds := 300
+			var wg sync.WaitGroup
+			for w := range 2 {
+				wg.Go(func() {
+					var b Batch
+					for i := range rounds {
+						b.Reset()
+						for j := range 8 {
+							b.Set(fmt.Appendf(nil, "%d-%d", j, w), fmt.Appendf(nil, "%0300d", i), Meta{})
+						}
+						if _, err := db.Apply(&b, WriteOptions{}); err != nil {
+							t.Error(err)
+							return
+						}
+						if w == 0 && i%100 == 99 {
+							if _, err := db.Clear(time.Time{}); err != nil {
+								t.Error(err)
+							}
+						}
+					}
+				})
+			}
+			closed := make(chan struct{})
+			for r := range 2 {
+				wg.Go(func() {
+					for {
+						select {
+						case <-closed:
+							return
+						default:
+						}
+						if err := walkBatches(db, r == 0); err != nil {
+							if !errors.Is(err, ErrClosed) {
+								t.Error(err)
+							}
+							return
+						}
+					}
+				})
+			}
+			for db.Stats().Writes < int64(2*8*rounds) && !t.Failed() {
+				time.Sleep(time.Millisecond)
+			}
+			if err := db.Close(); err != nil {
+				t.Error(err)
+			}
+			close(closed)
+			wg.Wait()
+		})
+	}
+}
+
+// walkBatches walks over the store once and wants the eight keys of each writer
+// to be of one batch.
+func walkBatches(db *DB, fresh bool) error {
+	it, err := db.NewIter(nil, nil, IterOptions{})
+	if err != nil {
+		return err
+	}
+	defer it.Close()
+	if fresh {
+		it.viewAge = 0
+	}
+	last, values, n := "", map[byte]string{}, 0
+	for ok := it.First(); ok; ok = it.Next() {
+		item, err := it.Item()
+		if err != nil {
+			return err
+		}
+		key := string(item.Key)
+		if key <= last {
+			return fmt.Errorf("%q after %q", key, last)
+		}
+		last = key
+		n++
+		if v, seen := values[key[2]]; seen && v != string(item.Value) {
+			return fmt.Errorf("%q is of another batch than the keys before", key)
+		}
+		values[key[2]] = string(item.Value)
+	}
+	if it.Error() == nil && n != 8*len(values) {
+		return fmt.Errorf("%d keys of %d writers", n, len(values))
+	}
+	return it.Error()
 }
