@@ -163,12 +163,11 @@ func (db *DB) close() error {
 		<-db.drained
 	}
 	db.workers.Wait()
-	errs := []error{db.log.Close()}
+	// The view goes first: what it held last is freed while the log still can.
 	if v := db.current.Swap(nil); v != nil {
 		v.release()
 	}
-	errs = append(errs, db.edits.log.Close(), db.lock.Close())
-	return errors.Join(errs...)
+	return errors.Join(db.log.Close(), db.edits.log.Close(), db.lock.Close())
 }
 
 // failed is told by the log that it failed. committer.mu is held.

@@ -6,6 +6,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -118,6 +119,22 @@ func (f *tapFile) Size() (n int64, err error) {
 }
 
 func (f *tapFile) Close() error { return f.fs.call(f.op(vfs.OpClose, 0, 0), f.File.Close, f, nil) }
+
+// openFiles counts the files that are open through it.
+func openFiles(inner vfs.FS, open *atomic.Int64) vfs.FS {
+	t := &tapFS{inner: inner}
+	t.call = func(op vfs.Op, do func() error, _ *tapFile, _ []byte) error {
+		err := do()
+		switch {
+		case op.Kind == vfs.OpClose:
+			open.Add(-1)
+		case err == nil && (op.Kind == vfs.OpCreate || op.Kind == vfs.OpOpen):
+			open.Add(1)
+		}
+		return err
+	}
+	return t
+}
 
 // isGroup tells a group write, the only durable one.
 func isGroup(op vfs.Op) bool {

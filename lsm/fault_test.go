@@ -27,7 +27,8 @@ type faultLoop struct {
 func (l *faultLoop) run(n int) bool {
 	disk := l.base.CrashCopy(0, memfs.DropAll)
 	faulty := faultfs.Wrap(disk)
-	p := newPlayer(l.sc.disk(faulty), l.o, l.h.clone())
+	var open atomic.Int64
+	p := newPlayer(openFiles(l.sc.disk(faulty), &open), l.o, l.h.clone())
 	p.faulty, p.fault = true, l.fault
 	faulty.Add(faultfs.Rule{From: n, Once: l.once, Fault: l.fault})
 	l.sc.play(p)
@@ -42,6 +43,9 @@ func (l *faultLoop) run(n int) bool {
 		l.healed(p, hit)
 	}
 	p.close()
+	if n := open.Load(); n != 0 {
+		p.problem("%d files are left open", n)
+	}
 	if p.report(l.t, where) {
 		return true
 	}

@@ -1,8 +1,16 @@
 package lsm
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"fluxkv/internal/invariants"
+	"fluxkv/internal/vfs"
+	"fluxkv/internal/vfs/faultfs"
 	"fluxkv/internal/vfs/memfs"
 )
 
@@ -47,4 +55,84 @@ func TestR4_SeqnosAfterACleanStartAreNotGivenTwice(t *testing.T) {
 	if db.Stats().Recovery.Clean {
 		t.Error("the start says that the store was closed in order")
 	}
+}
+
+// TestClosedStoreLeavesNoFileOpen: a snapshot keeps the segments of documents
+// that a clear dropped. Close let go of them after the log had stopped, and
+// nobody closed their files any more.
+func TestClosedStoreLeavesNoFileOpen(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("released after close=%v", late), func(t *testing.T) {
+			var open atomic.Int64
+			o := tinyOptions()
+			o.FS = openFiles(memfs.New(), &open)
+			db := mustOpen(t, "data", o)
+			if _, err := db.Set([]byte("k"), make([]byte, 300), Meta{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			db = mustOpen(t, "data", o)
+			snapshot, err := db.NewSnapshot()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var reads ReadBatch
+			reads.Add([]byte("k"))
+			if err := db.GetMany(&reads); err != nil || reads.Err(0) != nil {
+				t.Fatal(err, reads.Err(0))
+			}
+			if _, err := db.Clear(time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			if !late {
+				reads.Release()
+			}
+			if err := errors.Join(db.Close(), snapshot.Close()); err != nil {
+				t.Fatal(err)
+			}
+			reads.Release()
+			if n := open.Load(); n != 0 {
+				t.Errorf("%d files are left open", n)
+			}
+		})
+	}
+}
+
+// TestFailedStoreGivesItsMemoryBack: a log that failed kept the buffers of the
+// groups it could not write, also when it was closed.
+func TestFailedStoreGivesItsMemoryBack(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("memory comes from the Go heap")
+	}
+	before := addressSpace(t)
+	for range 60 {
+		faulty := faultfs.Wrap(memfs.New())
+		o := tinyOptions()
+		o.groupBytesMax = 4 * mib
+		o.FS = faulty
+		db := mustOpen(t, "data", o)
+		faulty.Add(faultfs.Rule{Kinds: []vfs.OpKind{vfs.OpWriteDurable}, Fault: faultfs.EIO})
+		if _, err := db.Set([]byte("k"), []byte("v"), Meta{}); !errors.Is(err, ErrReadOnly) {
+			t.Fatal(err)
+		}
+		_ = db.Close()
+	}
+	if grown := addressSpace(t) - before; grown > 100*mib {
+		t.Errorf("60 failed stores left %d MiB behind", grown/mib)
+	}
+}
+
+// addressSpace is the size of the process in bytes.
+func addressSpace(t *testing.T) int64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Skip(err)
+	}
+	var pages int64
+	if _, err := fmt.Sscan(string(b), &pages); err != nil {
+		t.Fatal(err)
+	}
+	return pages * int64(os.Getpagesize())
 }

@@ -115,10 +115,12 @@ func (r *recoverer) abandon() {
 	if db.edits.log != nil {
 		db.edits.log.Close()
 	}
-	if db.current.Load() == nil {
-		for _, t := range r.tables {
-			t.Free()
-		}
+	if v := db.current.Swap(nil); v != nil {
+		v.release()
+		return
+	}
+	for _, t := range r.tables {
+		t.Free()
 	}
 }
 

@@ -40,6 +40,7 @@ type preparer struct {
 	trash    [][]byte   // buffers to unmap
 	smalls   [][]byte   // buffers of one align
 	wakeup   chan struct{}
+	ended    bool // the log is closed
 }
 
 func (p *preparer) init() { p.wakeup = make(chan struct{}, 1) }
@@ -88,8 +89,19 @@ func (p *preparer) takeSmall() []byte {
 // recycle takes a dropped segment that nobody reads any more.
 func (l *Log) recycle(s *Segment) {
 	l.o.Mu.Lock()
-	l.prep.recycled = append(l.prep.recycled, s)
+	ended := l.prep.ended
+	if !ended {
+		l.prep.recycled = append(l.prep.recycled, s)
+	}
 	l.o.Mu.Unlock()
+	if ended {
+		// The directory may belong to another process by now. The next open
+		// removes the file.
+		if err := s.File.Close(); err != nil {
+			l.o.Logf("close log segment %s: %v", s.name(), err)
+		}
+		return
+	}
 	l.prep.wake()
 }
 
@@ -380,6 +392,9 @@ func (l *Log) writeFooter(s *Segment) error {
 
 // close frees what the preparer holds. The goroutines have ended.
 func (p *preparer) close(l *Log) {
+	l.o.Mu.Lock()
+	p.ended = true
+	l.o.Mu.Unlock()
 	for _, s := range append(p.free, p.recycled...) {
 		if err := l.discardFile(s, s.name()); err != nil {
 			l.o.Logf("remove log segment %s: %v", s.name(), err)

@@ -191,11 +191,20 @@ func (w *writer) init(o *LogOptions) error {
 	return nil
 }
 
+// freeBuffers gives all buffers back, also those of groups that a failed log
+// could not write. Nobody writes or copies any more.
 func (w *writer) freeBuffers() {
 	for _, b := range append(w.buffers, w.own...) {
 		offheap.FreeAligned(b.bytes)
 	}
-	w.buffers, w.own = nil, nil
+	groups := w.pipeline
+	if w.open != nil {
+		groups = append(groups, w.open)
+	}
+	for _, g := range groups {
+		offheap.FreeAligned(g.buf)
+	}
+	w.buffers, w.own, w.pipeline, w.open = nil, nil, nil, nil
 }
 
 // DurableSeqno returns D: everything up to it survives a power cut.
