@@ -1,0 +1,214 @@
+package sstable
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+
+	"fluxkv/internal/entry"
+)
+
+// verifyReadBytes is how much Verify reads at once: the bound for background
+// reads.
+const verifyReadBytes = 256 << 10
+
+// Verify reads the whole table and checks every sum, the order of all
+// versions, that the index leads to each of them, that the filter has every
+// key, and that the properties are those of the entries. It returns the first
+// thing that is wrong, a *CorruptError, or the error of a read. It needs one
+// buffer of 256 KiB and, unless pinned, a filter piece.
+func (r *Reader) Verify() error {
+	v := verifier{r: r, window: window{bytes: verifyReadBytes}, pieceAt: -1}
+	defer v.window.free()
+	defer v.pieceBuf.Free()
+	v.bufs = make([]Buffer, r.props.IndexLevels)
+	defer func() {
+		for i := range v.bufs {
+			v.bufs[i].Free()
+		}
+	}()
+	for i := range r.foot.pieces {
+		if _, err := v.loadPiece(i); err != nil {
+			return err
+		}
+	}
+	if err := v.index(r.foot.root, r.base, int(r.props.IndexLevels)-1); err != nil {
+		return err
+	}
+	return v.compare()
+}
+
+type verifier struct {
+	r      *Reader
+	window window
+	bufs   []Buffer // of index levels
+	cur    cursor
+
+	seen Properties
+	uses map[entry.SegmentID]SegmentUse
+	prev []byte
+	last entry.Seqno
+	end  uint64 // of the last data block
+
+	piece    []byte // the piece asked last, and its number
+	pieceAt  int64
+	pieceBuf Buffer
+	expires  uint64
+}
+
+func (v *verifier) bad(ref BlockRef, format string, args ...any) error {
+	return corrupt(v.r.file.Name(), int64(ref.Offset), "%v: %s", ref.Kind, fmt.Sprintf(format, args...))
+}
+
+func (v *verifier) loadPiece(i uint32) ([]byte, error) {
+	if v.pieceAt == int64(i) {
+		return v.piece, nil
+	}
+	ref := v.r.piece(i)
+	b := v.r.pinned(ref)
+	if b == nil {
+		var err error
+		if b, err = v.r.load(ref, &v.pieceBuf); err != nil {
+			return nil, err
+		}
+	}
+	v.piece, v.pieceAt = b, int64(i)
+	return b, nil
+}
+
+// index walks everything below an index block.
+func (v *verifier) index(ref BlockRef, data []byte, level int) error {
+	var c cursor
+	if err := c.load(data); err != nil {
+		return v.bad(ref, "%v", err)
+	}
+	c.set(0)
+	for i := range c.b.count {
+		sep := entry.Version{}
+		c.version(&sep)
+		child, err := v.r.child(&c.b, &c.c, i, level)
+		if err != nil {
+			return err
+		}
+		if level > 0 {
+			below := v.r.pinned(child)
+			if below == nil {
+				if below, err = v.r.load(child, &v.bufs[level-1]); err != nil {
+					return err
+				}
+			}
+			if err := v.index(child, below, level-1); err != nil {
+				return err
+			}
+		} else if err := v.dataBlock(child); err != nil {
+			return err
+		}
+		// What follows is above the separator: the next block checks its
+		// first version against it.
+		if entry.Compare(v.prev, v.last, sep.Key, sep.Seqno) > 0 {
+			return v.bad(ref, "separator %q at %d is below %q at %d", sep.Key, sep.Seqno, v.prev, v.last)
+		}
+		if level == 0 {
+			v.prev, v.last = append(v.prev[:0], sep.Key...), sep.Seqno
+		}
+		c.next()
+	}
+	return nil
+}
+
+func (v *verifier) dataBlock(ref BlockRef) error {
+	if ref.Offset < v.end || ref.Offset-v.end >= pageBytes {
+		return v.bad(ref, "the block before it ends at %d", v.end)
+	}
+	v.end = ref.end()
+	data, err := v.window.load(v.r, ref)
+	if err != nil {
+		return err
+	}
+	if err := v.cur.load(data); err != nil {
+		return v.bad(ref, "%v", err)
+	}
+	c := &v.cur
+	s := &v.seen
+	s.DataBlocks++
+	s.DataStored += uint64(ref.Length)
+	s.DataPlain += uint64(c.b.end)
+	var e entry.Version
+	for c.set(0); c.i < c.b.count; c.next() {
+		c.version(&e)
+		if err := v.entry(ref, &e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (v *verifier) entry(ref BlockRef, e *entry.Version) error {
+	s := &v.seen
+	first := s.Entries == 0
+	if !first && entry.Compare(v.prev, v.last, e.Key, e.Seqno) >= 0 {
+		return v.bad(ref, "%q at %d after %q at %d", e.Key, e.Seqno, v.prev, v.last)
+	}
+	if len(e.Key) <= entry.VBucketBytes {
+		return v.bad(ref, "key of %d bytes", len(e.Key))
+	}
+	if first {
+		s.Smallest = bytes.Clone(e.Key)
+		s.LowestSeqno = e.Seqno
+		v.uses = map[entry.SegmentID]SegmentUse{}
+	}
+	if !bytes.Equal(s.Largest, e.Key) {
+		s.Largest = append(s.Largest[:0], e.Key...)
+		if f := v.r.foot; f.pieces > 0 {
+			h := xxhash.Sum64(e.Key[entry.VBucketBytes:])
+			i := pieceOf(h, f.pieces)
+			piece, err := v.loadPiece(i)
+			if err != nil {
+				return err
+			}
+			if !pieceHas(piece, h, int(v.r.props.Filter.Probes)) {
+				return v.bad(v.r.piece(i), "misses key %q", e.Key)
+			}
+		}
+	}
+	s.Entries++
+	s.KeyBytes += uint64(len(e.Key))
+	s.LowestSeqno, s.HighestSeqno = min(s.LowestSeqno, e.Seqno), max(s.HighestSeqno, e.Seqno)
+	s.ValueBytes += uint64(len(e.Value.Bytes))
+	if e.Kind == entry.KindDelete {
+		s.Tombstones++
+	} else if e.Meta.Expiry != 0 {
+		v.expires++
+	}
+	if a := e.Value.Address; !a.IsZero() {
+		use := v.uses[a.Segment]
+		use.Segment = a.Segment
+		use.Documents++
+		use.Bytes += uint64(a.Length)
+		v.uses[a.Segment] = use
+	}
+	v.prev, v.last = append(v.prev[:0], e.Key...), e.Seqno
+	return nil
+}
+
+// compare holds the entries seen against the properties.
+func (v *verifier) compare() error {
+	s, p := &v.seen, v.r.props
+	var expires uint64
+	for _, b := range p.Expiry {
+		expires += uint64(b.Entries)
+	}
+	segments := len(p.Segments) == len(v.uses) &&
+		!slices.ContainsFunc(p.Segments, func(u SegmentUse) bool { return v.uses[u.Segment] != u })
+	switch {
+	case s.Entries != p.Entries, s.Tombstones != p.Tombstones, s.KeyBytes != p.KeyBytes, s.ValueBytes != p.ValueBytes,
+		s.LowestSeqno != p.LowestSeqno, s.HighestSeqno != p.HighestSeqno,
+		!bytes.Equal(s.Smallest, p.Smallest), !bytes.Equal(s.Largest, p.Largest),
+		s.DataStored != p.DataStored, s.DataPlain != p.DataPlain, s.DataBlocks != p.DataBlocks,
+		v.end != v.r.foot.dataBytes, expires != v.expires, !segments:
+		return corrupt(v.r.file.Name(), int64(v.r.foot.properties.Offset), "properties do not fit the entries: %+v, seen %+v", *p, *s)
+	}
+	return nil
+}
