@@ -22,8 +22,10 @@ const (
 	retryMin = 20 * time.Millisecond
 	retryMax = time.Second
 	// smallsMin is how many buffers for groups without records there are: a
-	// seal for every roll in flight, one promise, the final seal.
-	smallsMin = 8
+	// seal for every roll in flight, one promise, the final seal. The log does
+	// not roll when only smallsSpare are left.
+	smallsMin   = 8
+	smallsSpare = 2
 )
 
 // preparer makes the next segment before it is needed, writes the footers of
@@ -76,9 +78,9 @@ func (p *preparer) addSmalls(align int) error {
 	return nil
 }
 
-// takeSmall returns a buffer of one align. o.Mu is held. There are more of
-// them than groups without records can be in flight: each roll needs a segment
-// that the preparer made after the roll before it.
+// takeSmall returns a buffer of one align. o.Mu is held. There is one: rolls
+// stop while spares are left, and promises and the final seal are written when
+// nothing else is in flight.
 func (p *preparer) takeSmall() []byte {
 	n := len(p.smalls)
 	b := p.smalls[n-1]

@@ -163,6 +163,10 @@ type groupBuffer struct {
 // closed, and those in flight.
 func buffersFor(inflight int) int { return 2 + inflight }
 
+// pipelineMax bounds the groups that are closed and not yet durable. The shared
+// buffers allow fewer; groups of their own and seals count as well.
+const pipelineMax = 16
+
 // groupsFree is how many group structs are kept: every buffer, and the seals
 // and promises between them, with room to spare.
 const groupsFree = 32
@@ -233,6 +237,9 @@ func (l *Log) PlaceLocked(s BatchSize, first entry.Seqno) (Place, error) {
 		g = nil
 	}
 	if g == nil {
+		if l.crowdedLocked(own) {
+			return Place{}, ErrNoRoom
+		}
 		need := GroupHeaderBytes + s.Bytes
 		if !l.fitsSegment(l.active, l.activeOff, need) {
 			if l.prep.ready == nil || !l.fitsSegment(l.prep.ready, uint32(l.o.Align), need) {
@@ -276,6 +283,22 @@ func (l *Log) PlaceLocked(s BatchSize, first entry.Seqno) (Place, error) {
 // seal group behind it.
 func (l *Log) fitsSegment(s *Segment, off uint32, need int) bool {
 	return int64(off)+int64(alignUp(need, l.o.Align))+int64(l.o.Align) <= s.bytes
+}
+
+// crowdedLocked reports whether a group more would be too many that are closed
+// and not yet durable: of any kind, of those with a buffer of their own, which
+// are made as they are needed, or of seals. Somebody must write one first.
+func (l *Log) crowdedLocked(own bool) bool {
+	if len(l.pipeline) >= pipelineMax || len(l.prep.smalls) <= smallsSpare {
+		return true
+	}
+	n := 0
+	for _, g := range l.pipeline {
+		if g.own {
+			n++
+		}
+	}
+	return own && n >= buffersFor(l.o.Inflight)
 }
 
 func (l *Log) haveBuffer(s BatchSize, own bool) bool {
@@ -415,6 +438,10 @@ func (l *Log) MakeRoom(s BatchSize) error {
 			}
 			off = l.open.off + uint32(alignUp(l.open.used, l.o.Align))
 		}
+		if l.crowdedLocked(own) {
+			l.leadOrWaitLocked()
+			continue
+		}
 		if !l.fitsSegment(l.active, off, need) {
 			if l.prep.ready == nil {
 				if err := l.prep.err; err != nil && l.prep.attempts != seen {
@@ -437,12 +464,18 @@ func (l *Log) MakeRoom(s BatchSize) error {
 		if l.haveBuffer(s, own) {
 			return nil
 		}
-		if l.inflight < l.o.Inflight && l.unstartedLocked() {
-			l.leadLocked()
-			continue
-		}
-		l.space.Wait()
+		l.leadOrWaitLocked()
 	}
+}
+
+// leadOrWaitLocked writes a group if one needs a leader, or waits until one is
+// written.
+func (l *Log) leadOrWaitLocked() {
+	if l.inflight < l.o.Inflight && l.unstartedLocked() {
+		l.leadLocked()
+		return
+	}
+	l.space.Wait()
 }
 
 // unstartedLocked reports whether a group waits for a leader.
