@@ -27,9 +27,9 @@ var modelShapes = []struct {
 	{"several vbuckets a kvstore, nothing inline", 0, Options{VBuckets: 64, KVStores: 4, InlineLimit: -1}},
 	{"a thousand vbuckets", 0, Options{VBuckets: 1024, KVStores: 16, InlineLimit: 16}},
 	{"writes in flight", 0, Options{VBuckets: 16, KVStores: 4, LogInflight: 3, InlineLimit: 16}},
-	{"async writes in flight", 512 * kib, Options{VBuckets: 16, KVStores: 1, NonDurable: true, AsyncWindow: time.Millisecond, LogInflight: 3, InlineLimit: -1}},
+	{"async writes in flight", 128 * kib, Options{VBuckets: 16, KVStores: 1, NonDurable: true, AsyncWindow: time.Millisecond, LogInflight: 3, InlineLimit: -1}},
 	{"small blocks", 0, Options{VBuckets: 64, KVStores: 16, LogAlign: 512, LogInflight: 2, BufferedIO: true}},
-	{"memtables rotate", 512 * kib, Options{VBuckets: 16, KVStores: 1, InlineLimit: 255, BufferedIO: true}},
+	{"memtables rotate", 128 * kib, Options{VBuckets: 16, KVStores: 1, InlineLimit: 255, BufferedIO: true}},
 }
 
 func TestModel(t *testing.T) {
@@ -122,13 +122,18 @@ func (m *machine) endReaders() {
 func drawKey(t *rapid.T) string { return rapid.SampledFrom(modelKeys).Draw(t, "key") }
 
 // drawValue draws lengths around the inline limit, and a few that need a group
-// of their own.
-func (m *machine) drawValue(t *rapid.T) []byte {
+// of their own; not in batches of many, which must fit a small memtable.
+func (m *machine) drawValue(t *rapid.T, few bool) []byte {
 	limit := m.o.withDefaults().InlineLimit
 	n := rapid.SampledFrom([]int{0, 1, max(limit-1, 0), limit, limit + 1, 300, 1000, 4096}).Draw(t, "length")
-	if rapid.IntRange(0, 40).Draw(t, "large") == 0 {
+	if few && rapid.IntRange(0, 20).Draw(t, "large") == 0 {
 		n = 40_000
 	}
+	return m.value(n)
+}
+
+// value returns n bytes that no other value has, if there is room.
+func (m *machine) value(n int) []byte {
 	m.values++
 	v := fmt.Appendf(make([]byte, 0, n+8), "%d.", m.values)
 	for len(v) < n {
@@ -168,7 +173,7 @@ func (m *machine) drawBatch(t *rapid.T, b *Batch) (changes []change) {
 		if c.del {
 			err = b.Delete([]byte(c.key))
 		} else {
-			c.value, c.meta = m.drawValue(t), m.drawMeta(t)
+			c.value, c.meta = m.drawValue(t, n < 3), m.drawMeta(t)
 			err = b.Set([]byte(c.key), c.value, c.meta)
 		}
 		if err != nil {
@@ -240,6 +245,29 @@ func (m *machine) Write(t *rapid.T) {
 	}
 }
 
+// Fill writes enough for a new segment or two, and for memtables that rotate.
+func (m *machine) Fill(t *rapid.T) {
+	n := rapid.IntRange(2000, 4096).Draw(t, "length")
+	for range 3 {
+		var b Batch
+		var changes []change
+		for range 20 {
+			c := change{key: modelKeys[m.values%len(modelKeys)], value: m.value(n)}
+			b.Set([]byte(c.key), c.value, c.meta)
+			changes = append(changes, c)
+		}
+		_, err := m.db.Apply(&b, WriteOptions{NoWait: true})
+		if m.full(err) {
+			m.Clear(t)
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.wrote(t, b.Seqno(0), changes...)
+	}
+}
+
 // WriteMore is one more Write.
 func (m *machine) WriteMore(t *rapid.T) { m.Write(t) }
 
@@ -284,7 +312,7 @@ func (m *machine) update(t *rapid.T) error {
 		}
 		switch do {
 		case "set":
-			c.value, c.meta = m.drawValue(t), m.drawMeta(t)
+			c.value, c.meta = m.drawValue(t, true), m.drawMeta(t)
 			return UpdateSet, c.value, c.meta, nil
 		case "delete":
 			c.del = true
@@ -390,122 +418,6 @@ func (m *machine) Sync(t *rapid.T) {
 	}
 }
 
-// Reopen closes and opens the store: nothing may be lost, in any mode.
-func (m *machine) Reopen(t *rapid.T) {
-	if err := m.db.Close(); err != nil {
-		t.Fatal(err)
-	}
-	m.readersEnded(t)
-	m.open(t)
-	if r := m.db.Stats().Recovery; !r.Clean {
-		t.Fatalf("closed in order, but found %+v", r)
-	}
-	m.recovered(t, m.truth.Last())
-}
-
-// Crash takes the disk as a power cut at this moment would leave it.
-func (m *machine) Crash(t *rapid.T) {
-	durable := m.db.log.DurableSeqno()
-	m.crash(t, durable)
-}
-
-// CrashWithin cuts the power at one of the next calls to the disk. What is
-// written until then, and fails or not, may be there or not; what was
-// acknowledged must be.
-func (m *machine) CrashWithin(t *rapid.T) {
-	n := int64(rapid.IntRange(1, 60).Draw(t, "calls"))
-	m.disk.CrashAt(m.disk.Calls()+n, rapid.SampledFrom([]memfs.When{memfs.Before, memfs.Within}).Draw(t, "when"))
-	for range 60 {
-		var err error
-		switch rapid.IntRange(0, 9).Draw(t, "last words") {
-		case 0:
-			err = m.update(t)
-		case 1:
-			err = m.clear(t)
-		default:
-			err = m.write(t)
-		}
-		if err != nil {
-			break
-		}
-	}
-	m.disk.CrashAt(0, memfs.Before)
-	m.crash(t, m.db.log.DurableSeqno())
-}
-
-func (m *machine) crash(t *rapid.T, durable Seqno) {
-	damage := rapid.SampledFrom(memfs.Damages()).Draw(t, "damage")
-	image := m.disk.CrashCopy(int64(rapid.IntRange(0, 1000).Draw(t, "seed")), damage)
-	m.db.Close()
-	m.readersEnded(t)
-	m.disk = image
-	m.open(t)
-	m.recovered(t, durable)
-}
-
-// recovered finds how much is there, which must be whole batches, all up to
-// durable and perhaps more, and compares everything.
-func (m *machine) recovered(t *rapid.T, durable Seqno) {
-	v := m.db.pin()
-	var end Seqno
-	if len(v.clears) > 0 {
-		end = v.clears[len(v.clears)-1]
-	}
-	for k := range m.db.kvstores {
-		for _, tab := range v.tables[k] {
-			it := tab.NewIter(nil, nil)
-			for ok := it.First(); ok; ok = it.Next() {
-				end = max(end, it.Version().Seqno)
-			}
-		}
-	}
-	v.release()
-	switch {
-	case !m.pending.IsZero() && !m.o.Now().Before(m.pending):
-		// It was due, and happened before anyone could look.
-		m.truth.Cut(end)
-		m.truth.Clear(end)
-		m.pending = time.Time{}
-	case end < m.truth.EndAt(durable):
-		t.Fatalf("recovered up to %d, durable was %d, written %d", end, durable, m.truth.Last())
-	case end != m.truth.EndAt(end):
-		t.Fatalf("recovered up to %d, within a batch", end)
-	default:
-		m.truth.Cut(end)
-	}
-	got := m.db.Stats().PendingClear
-	if m.replaced && got.IsZero() {
-		m.pending = got
-	}
-	m.replaced = false
-	if !got.Equal(m.pending) {
-		t.Fatalf("pending clear at %v, want %v", got, m.pending)
-	}
-	m.everything(t)
-}
-
-// everything compares all documents, one by one and in order.
-func (m *machine) everything(t *rapid.T) {
-	keys := m.truth.Keys()
-	var b ReadBatch
-	for _, key := range keys {
-		b.Add([]byte(key))
-	}
-	b.After(m.truth.Last())
-	if err := m.db.GetMany(&b); err != nil {
-		t.Fatal(err)
-	}
-	for i, key := range keys {
-		m.check(t, key, *b.Item(i), b.Err(i), m.truth.Last(), m.truth.Last())
-	}
-	b.Release()
-	w := m.walkOver(t, nil, nil, nil, IterOptions{})
-	for ok := w.step(t, m, w.it.First()); ok; {
-		ok = w.step(t, m, w.it.Next())
-	}
-	w.it.Close()
-}
-
 func sameItem(key string, want model.Version, got Item) bool {
 	return string(got.Key) == key && string(got.Value) == want.Value && got.Seqno == want.Seqno &&
 		got.CAS == want.CAS() && got.Flags == want.Meta.Flags && got.Expiry == want.Meta.Expiry &&
@@ -518,16 +430,14 @@ func (m *machine) check(t *rapid.T, key string, got Item, err error, from, to Se
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		t.Fatalf("get %q: %v", key, err)
 	}
-	from = max(from, min(to, m.truth.Last())) // beyond the last write nothing changes
-	if from > to {
-		from = to
-	}
+	to = min(to, m.truth.Last()) // beyond the last write nothing changes
+	from = min(from, to)
 	for at := from; ; at++ {
 		want, ok := m.truth.Get(key, at, m.now.Load())
 		if ok == (err == nil) && (!ok || sameItem(key, want, got)) {
 			return
 		}
-		if at >= min(to, m.truth.Last()) {
+		if at >= to {
 			t.Fatalf("get %q at %d..%d: %v, %d bytes of #%d; want %v, %d bytes of #%d", key, from, to, err,
 				len(got.Value), got.Seqno, ok, len(want.Value), want.Seqno)
 		}
