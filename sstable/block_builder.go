@@ -41,14 +41,16 @@ type blockSize struct {
 	meta         byte // of the last entry
 }
 
-// add counts an entry whose key shares common bytes with the one before.
+// add counts an entry whose key shares common bytes with the one before it in
+// the block; of the first entry common is ignored.
 func (s *blockSize) add(e *blockEntry, common int) {
 	n := len(e.key)
 	if s.count == 0 {
 		s.keyFirst, s.prefix = n, n
 		s.seqnoMin, s.seqnoMax = e.seqno, e.seqno
+	} else {
+		s.prefix = min(s.prefix, common)
 	}
-	s.prefix = min(s.prefix, common)
 	if s.count&(1<<groupShift-1) == 0 {
 		if s.count > 0 {
 			s.shareTotal += (1<<groupShift - 1) * s.share

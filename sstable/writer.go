@@ -110,7 +110,7 @@ func NewWriter(f vfs.File, o WriterOptions) (*Writer, error) {
 		return nil, err
 	}
 	w := &Writer{o: o, out: out, segments: map[entry.SegmentID]int{}}
-	w.index = &indexLevel{target: pageBytes, number: o.Number}
+	w.index = &indexLevel{target: min(o.BlockBytes, pageBytes), number: o.Number}
 	w.packed.start(o.BlockBytes - trailerBytes)
 	w.props.Number, w.props.KVStore = o.Number, o.KVStore
 	w.props.LowestSeqno = entry.MaxSeqno
