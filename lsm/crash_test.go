@@ -36,6 +36,15 @@ func (c *tally) String() string {
 		c.plays.Load(), c.images.Load(), c.checks.Load(), c.recoveries.Load(), c.discards.Load())
 }
 
+// everyNth is the step of a loop: 1, or n in short runs, which are for the race
+// detector.
+func everyNth(n int) int {
+	if testing.Short() {
+		return n
+	}
+	return 1
+}
+
 func soak() bool { return os.Getenv("FLUXKV_SOAK") != "" }
 
 // seedsOf is how often a damage is drawn.
@@ -92,6 +101,11 @@ func newLoop(t *testing.T, sc *scenario, c *tally) *loop {
 	l := &loop{t: t, sc: sc, o: sc.tiny(), tally: c, checked: map[[3]uint64]bool{}}
 	l.base, l.h = sc.start(t)
 	return l
+}
+
+// again is a loop over the same base that knows of no checks yet.
+func (l *loop) again(t *testing.T) *loop {
+	return &loop{t: t, sc: l.sc, o: l.o, base: l.base, h: l.h, tally: l.tally, checked: map[[3]uint64]bool{}}
 }
 
 // player puts a copy of the base under a fresh player.
@@ -228,8 +242,8 @@ func (l *loop) wantRecoveryCrash(op vfs.Op, n int64) bool {
 	if soak() {
 		limit, apart = 1000, 0
 	}
-	if testing.Short() {
-		limit = 1
+	if testing.Short() && !l.sc.discards {
+		limit = 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -290,10 +304,7 @@ func TestCrashLoop(t *testing.T) {
 			var c tally
 			l := newLoop(t, sc, &c)
 			calls := l.rehearse()
-			step := 1
-			if testing.Short() {
-				step = 3
-			}
+			step := everyNth(10)
 			// Goroutines of the store make the number of calls vary a little.
 			points := int(2*(calls+2)) / step
 			inParallel(points, 4*runtime.GOMAXPROCS(0), func(i int) {

@@ -127,16 +127,14 @@ func TestFaultLoop(t *testing.T) {
 		if sc.sparse && !soak() {
 			continue
 		}
+		base := newLoop(t, sc, &total)
 		for _, fault := range []faultfs.Fault{faultfs.EIO, faultfs.ENOSPC, faultfs.ShortWrite, faultfs.SyncDrop} {
 			for _, once := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%v/once=%v", sc.name, fault, once), func(t *testing.T) {
-					l := &faultLoop{newLoop(t, sc, &total), fault, once}
-					step := 1
-					switch {
-					case testing.Short():
-						step = 5
-					case !once && !soak():
-						step = 3 // most of them end at the first call
+					l := &faultLoop{base.again(t), fault, once}
+					step := everyNth(12)
+					if !once && !soak() {
+						step *= 3 // most of them end at the first call
 					}
 					var end atomic.Int64
 					end.Store(1 << 40)

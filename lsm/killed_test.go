@@ -59,10 +59,7 @@ func TestKillLoop(t *testing.T) {
 		}
 		t.Run(sc.name, func(t *testing.T) {
 			l := newLoop(t, sc, &total)
-			step := 1
-			if testing.Short() {
-				step = 5
-			}
+			step := everyNth(12)
 			inParallel(int(2*l.rehearse())/step, 4*runtime.GOMAXPROCS(0), func(i int) {
 				if !t.Failed() {
 					l.kill(i*step/2+1, i%2 == 1)

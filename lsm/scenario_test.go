@@ -263,6 +263,7 @@ var scenarios = []*scenario{
 		base: closed(few, "a"),
 		play: func(p *player) {
 			p.open()
+			p.write(0, "k1") // so that the first segment ends early and its file is cut
 			fill(p, 3)
 			p.background(0)
 			p.write(0, "k1")

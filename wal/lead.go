@@ -1,7 +1,9 @@
 package wal
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"fluxkv/internal/entry"
@@ -138,6 +140,9 @@ func (l *Log) writeGroup(g *group) (entry.Seqno, error) {
 		write = g.seg.File.WriteAt
 	}
 	_, err := write(buf, int64(g.off))
+	if mutant.IgnoreShortWrite && errors.Is(err, io.ErrShortWrite) {
+		err = nil
+	}
 	if mutant.RetryFailedSync && err != nil {
 		err = g.seg.File.Sync()
 	}

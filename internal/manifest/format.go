@@ -196,7 +196,7 @@ func replaceFile(fs vfs.FS, dir, tempName, base string, content []byte) (renamed
 		return false, fmt.Errorf("create %s: %w", temp, err)
 	}
 	if _, err = f.WriteAt(content, 0); err == nil {
-		err = f.Sync()
+		err = mutant.Skip(mutant.SkipCurrentSync && base == CurrentName, f.Sync)
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr

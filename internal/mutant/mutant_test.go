@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +17,9 @@ var caughtBy = map[string]string{
 	"AckBeforeSync":       "TestCrashLoop/single_write",
 	"AcceptStaleGroup":    "TestCrashLoop/pool",
 	"AcceptTornGroup":     "TestCrashLoop/large_documents",
+	"ClearBeforeDurable":  "TestCrashLoop/clear$",
+	"IgnoreShortWrite":    "TestFaultLoop/single_write/short_write",
+	"SkipCurrentSync":     "TestCrashLoop/switch_of_the_manifest",
 	"DropBeforeEdit":      "TestCrashLoop/pool",
 	"DurableOutOfOrder":   "TestCrashLoop/several_writers",
 	"IgnoreEvidence":      "TestRot",
@@ -93,8 +95,8 @@ func firstFailure(out []byte) string {
 }
 
 func TestEveryDefectIsCaughtBySomething(t *testing.T) {
-	if !slices.IsSorted(Names) && len(Names) == 0 {
-		t.Fatal("no defects")
+	if len(Names) < 8 {
+		t.Fatal("too few defects")
 	}
 	for _, name := range Names {
 		if caughtBy[name] == "" {

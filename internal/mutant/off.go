@@ -24,4 +24,7 @@ const (
 	SkipSealSync        = false
 	SkipSegmentDirSync  = false
 	SkipSegmentSync     = false
+	ClearBeforeDurable  = false
+	IgnoreShortWrite    = false
+	SkipCurrentSync     = false
 )

@@ -28,12 +28,16 @@ var (
 	AcceptStaleGroup = on("AcceptStaleGroup")
 	// AcceptTornGroup trusts a group's header and does not verify its records.
 	AcceptTornGroup = on("AcceptTornGroup")
+	// ClearBeforeDurable drops what a clear ended before the clear is durable.
+	ClearBeforeDurable = on("ClearBeforeDurable")
 	// DropBeforeEdit frees the segments of a clear before the edit that drops them, and dawdles in between.
 	DropBeforeEdit = on("DropBeforeEdit")
 	// DurableOutOfOrder moves the durable seqno over groups that are still being written.
 	DurableOutOfOrder = on("DurableOutOfOrder")
 	// IgnoreEvidence takes every damaged group for the torn end of the log.
 	IgnoreEvidence = on("IgnoreEvidence")
+	// IgnoreShortWrite takes half a group for a whole one.
+	IgnoreShortWrite = on("IgnoreShortWrite")
 	// KeepTornTail starts a new segment after a torn one without recording where that ends.
 	KeepTornTail = on("KeepTornTail")
 	// LateRegister names a segment in the manifest only when it is sealed.
@@ -48,6 +52,8 @@ var (
 	RetryFailedSync = on("RetryFailedSync")
 	// SkipCurrentDirSync does not sync the directory after CURRENT was renamed.
 	SkipCurrentDirSync = on("SkipCurrentDirSync")
+	// SkipCurrentSync renames a CURRENT whose bytes were not synced.
+	SkipCurrentSync = on("SkipCurrentSync")
 	// SkipGroupSync writes groups without making them durable.
 	SkipGroupSync = on("SkipGroupSync")
 	// SkipManifestSync does not sync edits of the manifest.
