@@ -60,6 +60,14 @@ kill:
 fuzz:
 	@scripts/fuzz.sh $(T)
 
+# mutants: deliberate defects, each of which the crash, kill and fault loops must notice
+mutants:
+	$(GO) test -v -count 1 ./internal/mutant
+
+# soak: those loops with more seeds, and every recovery cut off at every call
+soak:
+	FLUXKV_SOAK=1 $(GO) test -v -count 1 -timeout 6h -run 'Loop|Rot' ./lsm
+
 # clean: remove what build made; ./data is yours and stays
 clean:
 	rm -rf bin
