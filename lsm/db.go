@@ -78,8 +78,9 @@ type WriteOptions struct {
 // is durable (in a store that is not: visible). An empty batch returns 0.
 //
 // Errors: ErrClosed, ErrReadOnly, ErrOverloaded, ErrDiskFull, ErrBatchTooLarge,
-// ErrValueSize. After ErrReadOnly alone the batch may or may not be there after
-// a restart; after every other error it is not.
+// ErrValueSize, or what the file system said when it would not make another
+// log segment, which may pass. After ErrReadOnly alone the batch may or may not
+// be there after a restart; after every other error it is not.
 func (db *DB) Apply(b *Batch, w WriteOptions) (Seqno, error) {
 	if err := db.enter(); err != nil {
 		return 0, err
