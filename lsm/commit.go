@@ -35,7 +35,8 @@ type committer struct {
 	// then publisher.mu, quota.mu.
 	mu   sync.Mutex
 	next Seqno
-	// stripes holds for each stripe of keys the seqno of the last write to it
+	// stripes holds for each stripe of keys the seqno of the last write to it, or
+	// of the last one before Open
 	// (design R17).
 	stripes []Seqno
 	active  [kvstoresMax]*table

@@ -577,6 +577,9 @@ func (r *recoverer) startLog() error {
 	db := r.db
 	next := r.scan.End.Seqno
 	db.commit.next = next
+	for i := range db.commit.stripes {
+		db.commit.stripes[i] = next - 1 // where an Update of what was found reads
+	}
 	db.publish.init(next - 1)
 	log, err := wal.StartLog(wal.LogOptions{
 		FS: db.fs, Dir: db.dir, Secret: db.secret, StoreID: db.format.StoreID,

@@ -42,7 +42,7 @@ var updatesInFunc atomic.Int64
 // Update reads the newest version of key, durable or not, and writes what fn
 // decides, as one step: no other write to the key comes between. Blind writes
 // take no lock for that. Every commit notes its seqno in a word for each stripe
-// of keys; Update reads the word, waits until it is visible, reads, and is
+// of keys; Update reads the word, waits until it is visible, reads as of it, and is
 // numbered only if the word is still the same, otherwise it looks again
 // (design R17).
 //
@@ -90,11 +90,14 @@ func (db *DB) updateOnce(s *updateScratch, key []byte, fn UpdateFunc) (Seqno, er
 	db.commit.mu.Unlock()
 	db.publish.wait(word)
 
-	v, at, err := db.pinVisible()
-	if err != nil {
-		return 0, err
+	// As of the word, not of V: a version that came since would be given away
+	// under a seqno that does not cover it.
+	v := db.pin()
+	if v == nil {
+		return 0, ErrClosed
 	}
-	s.item, err = db.getAt(v, at, s.old[:0], key)
+	var err error
+	s.item, err = db.getAt(v, word, s.old[:0], key)
 	var seen *Item
 	switch {
 	case err == nil:
@@ -123,21 +126,6 @@ func (db *DB) updateOnce(s *updateScratch, key []byte, fn UpdateFunc) (Seqno, er
 		return word, err
 	}
 	return last, nil
-}
-
-// pinVisible pins a view and the visible seqno that belongs to it.
-func (db *DB) pinVisible() (*view, Seqno, error) {
-	for {
-		v := db.pin()
-		if v == nil {
-			return nil, 0, ErrClosed
-		}
-		at := Seqno(db.publish.visible.Load())
-		if db.current.Load() == v {
-			return v, at, nil
-		}
-		v.release()
-	}
 }
 
 //go:noinline
