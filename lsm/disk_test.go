@@ -89,7 +89,7 @@ func (f *tapFile) op(kind vfs.OpKind, off, n int64) vfs.Op {
 }
 
 func (f *tapFile) ReadAt(p []byte, off int64) (n int, err error) {
-	err = f.fs.call(f.op(vfs.OpReadAt, off, int64(len(p))), func() error { n, err = f.File.ReadAt(p, off); return err }, f, nil)
+	err = f.fs.call(f.op(vfs.OpReadAt, off, int64(len(p))), func() error { n, err = f.File.ReadAt(p, off); return err }, f, p)
 	return n, err
 }
 
@@ -138,8 +138,10 @@ func openFiles(inner vfs.FS, open *atomic.Int64) vfs.FS {
 
 // isGroup tells a group write, the only durable one.
 func isGroup(op vfs.Op) bool {
-	return op.Kind == vfs.OpWriteDurable && strings.HasSuffix(op.Name, ".seg")
+	return op.Kind == vfs.OpWriteDurable && isSegment(op)
 }
+
+func isSegment(op vfs.Op) bool { return strings.HasSuffix(op.Name, ".seg") }
 
 // overtaking lets every second group write be overtaken by the next one: it
 // is held until a later group is on the device, so a crash may tear a group

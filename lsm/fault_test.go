@@ -128,8 +128,11 @@ func TestFaultLoop(t *testing.T) {
 			continue
 		}
 		base := newLoop(t, sc, &total)
-		for _, fault := range []faultfs.Fault{faultfs.EIO, faultfs.ENOSPC, faultfs.ShortWrite, faultfs.SyncDrop} {
+		for _, fault := range []faultfs.Fault{faultfs.EIO, faultfs.ENOSPC, faultfs.ShortWrite, faultfs.SyncDrop, faultfs.BitFlip} {
 			for _, once := range []bool{true, false} {
+				if fault == faultfs.BitFlip && !once {
+					continue // that is rot: see TestRot
+				}
 				t.Run(fmt.Sprintf("%s/%v/once=%v", sc.name, fault, once), func(t *testing.T) {
 					l := &faultLoop{base.again(t), fault, once}
 					step := everyNth(12)

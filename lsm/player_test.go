@@ -98,7 +98,7 @@ func (p *player) open() {
 			p.die(fmt.Errorf("open: %w", err))
 			return
 		}
-		if !errors.Is(err, faultfs.ErrInjected) {
+		if !errors.Is(err, faultfs.ErrInjected) && p.fault != faultfs.BitFlip {
 			p.problem("open: %w", err)
 		}
 		if try == 2 {
