@@ -120,7 +120,8 @@ func decodeFooter(b []byte, fileBytes int64, number uint64, storeID [16]byte) (f
 	case f.dataBytes < trailerBytes || f.pieces == 0 && f.filterOffset != 0 ||
 		f.pieces > 0 && (f.filterOffset < f.dataBytes || f.filterOffset%pageBytes != 0) || f.pieces > piecesMax ||
 		f.indexStart() > f.root.Offset || f.root.end() > f.properties.Offset || f.properties.end() > end ||
-		f.root.Length > payloadBytesMax || f.properties.Length > payloadBytesMax:
+		f.root.Length <= trailerBytes || f.root.Length > payloadBytesMax ||
+		f.properties.Length <= trailerBytes || f.properties.Length > payloadBytesMax:
 		return f, fmt.Errorf("footer: parts overlap or are out of order")
 	}
 	return f, nil

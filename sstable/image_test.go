@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/vfs"
@@ -14,19 +15,19 @@ type imageFile struct {
 	vfs.File
 	name  string
 	data  []byte
-	reads int
+	reads atomic.Int64
 	// onRead, if set, may change the result of read number reads.
 	onRead func(read int, p []byte, off int64) error
 }
 
 func (f *imageFile) ReadAt(p []byte, off int64) (int, error) {
-	f.reads++
+	read := int(f.reads.Add(1))
 	if off > int64(len(f.data)) {
 		return 0, io.EOF
 	}
 	n := copy(p, f.data[off:])
 	if f.onRead != nil {
-		if err := f.onRead(f.reads, p[:n], off); err != nil {
+		if err := f.onRead(read, p[:n], off); err != nil {
 			return 0, err
 		}
 	}
