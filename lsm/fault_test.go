@@ -62,8 +62,9 @@ func (l *faultLoop) run(n int) bool {
 			l.check(image, p.h, p.clock.Load(), fmt.Sprintf("%s, then %v", where, d))
 		}
 	}
-	if p.dead != nil && l.fault != faultfs.SyncDrop && !l.t.Failed() {
-		// The same disk, with whatever locks the failed start left behind.
+	if trusted := l.fault != faultfs.SyncDrop || l.o.BufferedIO; trusted && (p.dead != nil || l.o.BufferedIO) && !l.t.Failed() {
+		// The same disk, with whatever locks the failed start left behind, and
+		// whatever the page cache shows.
 		l.check(disk, p.h, p.clock.Load(), where+", then a restart")
 	}
 	return true

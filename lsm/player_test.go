@@ -146,7 +146,7 @@ func (p *player) close() {
 	switch {
 	case err == nil:
 	case p.faulty && errors.Is(err, faultfs.ErrInjected):
-		if p.fault == faultfs.SyncDrop {
+		if p.fault == faultfs.SyncDrop && !p.o.BufferedIO {
 			p.die(err)
 		}
 	default:
@@ -224,7 +224,7 @@ func (p *player) answer(c *client, o *asked, verb string, err error, durable boo
 // judge looks at an error under a fault: only documented ones may come.
 func (p *player) judge(verb string, err error) {
 	switch {
-	case p.fault == faultfs.SyncDrop && errors.Is(err, faultfs.ErrInjected):
+	case p.fault == faultfs.SyncDrop && errors.Is(err, faultfs.ErrInjected) && !p.o.BufferedIO:
 		// The disk shows what the device does not have. Direct I/O reads the
 		// device; this disk would let a restart build on sand.
 		p.die(err)

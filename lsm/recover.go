@@ -414,9 +414,33 @@ func (r *recoverer) syncReplayed() error {
 		if err != nil {
 			return err
 		}
-		err = f.File.Sync()
-		if err = errors.Join(err, f.CloseFile()); err != nil {
+		if db.o.BufferedIO && !mutant.TrustPageCache {
+			err = r.writeAgain(f)
+		}
+		err = errors.Join(err, f.File.Sync(), f.CloseFile())
+		if err != nil {
 			return fmt.Errorf("sync replayed segment %06d: %w", s.ID, err)
+		}
+	}
+	return nil
+}
+
+// writeAgain writes the groups of a segment again for which no promise vouches.
+// When their sync failed before, the page cache may show them although the
+// device does not have them, and take them for clean: syncing them says yes and
+// does nothing (W9). The same bytes in the same place cannot hurt what is
+// there.
+func (r *recoverer) writeAgain(s *wal.Segment) error {
+	for _, g := range r.scan.Unproven {
+		if g.Segment != s.ID {
+			continue
+		}
+		b := make([]byte, g.Bytes)
+		if _, err := s.File.ReadAt(b, int64(g.Offset)); err != nil {
+			return err
+		}
+		if _, err := s.File.WriteAt(b, int64(g.Offset)); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -304,7 +304,7 @@ var scenarios = []*scenario{
 		base: cut(func(p *player) { few(p); fill(p, 3); p.write(0, "k1") }, "a"),
 		play: func(p *player) { p.open(); p.verify(); p.write(0, "k2:100") },
 		crossed: []crossing{
-			{vfs.OpSync, "*.seg", 2}, {vfs.OpTruncate, "*.seg", 1}, {vfs.OpRemove, "*.seg", 0}, {vfs.OpRename, "CURRENT.tmp", 1},
+			{vfs.OpSync, "*.seg", 2}, {vfs.OpTruncate, "*.seg", 1}, {vfs.OpRename, "CURRENT.tmp", 1},
 		},
 	},
 	{
@@ -381,6 +381,19 @@ var scenarios = []*scenario{
 		},
 		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 1}},
 		sparse:  true,
+	},
+	{
+		name:    "page cache",
+		base:    closed(few, "a"),
+		options: func(o *Options) { o.BufferedIO = true },
+		play: func(p *player) {
+			p.open()
+			p.write(0, "k1", "k4:100")
+			p.write(0, "k2:3000")
+			p.reopen()
+			p.write(0, "k1:200")
+		},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4}},
 	},
 	{
 		name:    "store that is not durable",

@@ -111,6 +111,19 @@ type ScanResult struct {
 	// Discarded are the first groups behind the end; DiscardedGroups counts all.
 	Discarded       []Discarded
 	DiscardedGroups int64
+
+	// Unproven are the last groups, for which no promise vouches: their sync
+	// may have failed.
+	Unproven []GroupPlace
+}
+
+// GroupPlace is where a group is.
+type GroupPlace struct {
+	Segment entry.SegmentID
+	Offset  uint32
+	Bytes   uint32 // with padding
+	last    entry.Seqno
+	count   uint32
 }
 
 // Scan reads the log in order and hands its groups to fn, a run of them at a
@@ -501,11 +514,14 @@ func (w *groupWalk) accept(h *GroupHeader) {
 	if w.runStart < 0 {
 		w.runStart = w.off
 	}
+	start := uint32(w.off)
 	w.off = int64(h.End(w.f.align))
 	if h.Count > 0 {
 		w.last = h.Last()
 		w.next = w.last + 1
 	}
+	w.vouch(h.Durable)
+	w.res.Unproven = append(w.res.Unproven, GroupPlace{w.f.ID, start, uint32(w.off) - start, w.last, h.Count})
 	w.chained = true
 	w.flags = h.Flags
 	w.res.End.Segment, w.res.End.Offset = w.f.ID, uint32(w.off)
@@ -513,6 +529,18 @@ func (w *groupWalk) accept(h *GroupHeader) {
 	w.res.Groups++
 	w.res.Records += int64(h.Count)
 	w.res.Bytes += int64(h.Bytes)
+}
+
+// vouch takes the groups off the list that a promise covers. Groups become
+// durable in order, so it covers the empty ones between them as well.
+func (s *scan) vouch(durable entry.Seqno) {
+	list := s.res.Unproven
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i].count > 0 && list[i].last <= durable {
+			s.res.Unproven = append(list[:0], list[i+1:]...)
+			return
+		}
+	}
 }
 
 // deliver hands the run of groups in buf to fn.

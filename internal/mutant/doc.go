@@ -49,4 +49,5 @@ var Names = []string{
 	"SkipSealSync",
 	"SkipSegmentDirSync",
 	"SkipSegmentSync",
+	"TrustPageCache",
 }

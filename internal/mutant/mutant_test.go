@@ -37,6 +37,7 @@ var caughtBy = map[string]string{
 	"SkipSealSync":        "TestCrashLoop/seal_with_footer",
 	"SkipSegmentDirSync":  "TestCrashLoop/single_write",
 	"SkipSegmentSync":     "TestCrashLoop/single_write",
+	"TrustPageCache":      "TestFaultLoop/page_cache/sync_drop",
 }
 
 // TestLoopsNotice builds the loops with each defect in turn: they must fail, by

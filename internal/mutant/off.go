@@ -24,6 +24,7 @@ const (
 	SkipSealSync        = false
 	SkipSegmentDirSync  = false
 	SkipSegmentSync     = false
+	TrustPageCache      = false
 	ClearBeforeDurable  = false
 	IgnoreShortWrite    = false
 	SkipCurrentSync     = false

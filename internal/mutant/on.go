@@ -68,4 +68,6 @@ var (
 	SkipSegmentDirSync = on("SkipSegmentDirSync")
 	// SkipSegmentSync registers a segment whose header was not synced.
 	SkipSegmentSync = on("SkipSegmentSync")
+	// TrustPageCache takes what recovery read without direct I/O for written.
+	TrustPageCache = on("TrustPageCache")
 )
