@@ -94,10 +94,17 @@ func coveredBytes(t *testing.T, b []byte) []bool {
 	return covered
 }
 
+// pieceRange is where the filter lies.
+func pieceRange(t *testing.T, b []byte) [2]int {
+	r := openImage(t, &imageFile{data: b}, readerOptions())
+	from := int(r.foot.filterOffset)
+	return [2]int{from, from + int(r.foot.pieces)*pieceBytes}
+}
+
 // TestEveryFlippedByteIsReportedOrHarmless flips each byte of small tables.
 func TestEveryFlippedByteIsReportedOrHarmless(t *testing.T) {
 	for _, g := range goldenTables() {
-		if g.name == "large" || testing.Short() && g.name != "kinds" {
+		if g.name == "large" || testing.Short() && g.name != "versions" {
 			continue
 		}
 		t.Run(g.name, func(t *testing.T) {
@@ -111,7 +118,11 @@ func TestEveryFlippedByteIsReportedOrHarmless(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(9, uint64(len(b))))
 			covered := coveredBytes(t, b)
 			harmless, reported := 0, 0
+			filter := pieceRange(t, b)
 			for pos := range b {
+				if pos >= filter[0] && pos < filter[1] && pos%16 != 0 {
+					continue // one sum over 4 KiB: a sample is enough
+				}
 				bit := byte(1) << rnd.IntN(8)
 				b[pos] ^= bit
 				ro := readerOptions()
