@@ -93,7 +93,7 @@ type recoverer struct {
 // nothing but a new store's files.
 func (r *recoverer) run() error {
 	for _, step := range []func() error{
-		r.format, r.probe, r.manifest, r.checkFiles, r.replay, r.syncReplayed, r.record, r.openSegments, r.startLog,
+		r.format, r.probe, r.manifest, r.checkFiles, r.checkOrphans, r.replay, r.syncReplayed, r.record, r.openSegments, r.startLog,
 	} {
 		if err := r.ctx.Err(); err != nil {
 			return err
@@ -223,7 +223,50 @@ func (r *recoverer) checkFiles() error {
 	name := func(s manifest.Segment) string {
 		return path.Join(r.db.dir, wal.SegmentsDir, wal.SegmentName(s.ID, wal.SegmentKind(s.Kind)))
 	}
-	return manifest.CheckFiles(r.state, name, func(s manifest.Segment) (int64, error) { return r.db.fs.Size(name(s)) })
+	size := func(s manifest.Segment) (int64, error) { return r.db.fs.Size(name(s)) }
+	return manifest.CheckFiles(r.state, name, size, func(s manifest.Segment) (bool, error) {
+		return wal.HasFooter(r.db.fs, r.db.dir, s.ID, &r.db.secret, !r.db.o.BufferedIO)
+	})
+}
+
+// checkOrphans looks into segment files that the manifest does not name. Groups
+// are written to registered segments only. One that was dropped later has
+// seqnos at or below the clear seqno, or below the floor that recovery sets
+// when it drops what lies behind a torn tail; with any other, the manifest has
+// lost edits, and to go on would delete the documents.
+func (r *recoverer) checkOrphans() error {
+	db := r.db
+	names, err := db.fs.List(path.Join(db.dir, wal.SegmentsDir))
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		id, kind, ok := wal.ParseSegmentName(n)
+		if !ok || kind != wal.SegmentLog {
+			continue
+		}
+		if _, known := r.state.Segment(id); known {
+			continue
+		}
+		highest, err := wal.HighestSeqno(r.ctx, r.scanOptions(), id)
+		if err != nil {
+			return err
+		}
+		if highest > r.state.ClearSeqno && highest >= r.state.NextSeqno {
+			return fmt.Errorf("%w: %s holds seqno %d, but %s does not name it: the manifest has lost its end",
+				ErrCorrupt, path.Join(db.dir, wal.SegmentsDir, n), highest, path.Join(db.dir, manifest.Name(r.state.Manifest)))
+		}
+	}
+	return nil
+}
+
+// scanOptions says how segments are read.
+func (r *recoverer) scanOptions() wal.ScanOptions {
+	db := r.db
+	return wal.ScanOptions{
+		FS: db.fs, Dir: db.dir, Secret: db.secret, StoreID: db.format.StoreID, Direct: !db.o.BufferedIO,
+		BufferBytes: db.o.replayBufferBytes,
+	}
 }
 
 // logSegments are the registered segments that replay reads.
@@ -285,11 +328,9 @@ func (r *recoverer) replay() error {
 			}
 		})
 	}
-	res, err := wal.Scan(ctx, wal.ScanOptions{
-		FS: db.fs, Dir: db.dir, Secret: db.secret, StoreID: db.format.StoreID, Direct: !db.o.BufferedIO,
-		From: r.state.ReplayFrom, Segments: segments, DurableFloor: floor,
-		BufferBytes: db.o.replayBufferBytes,
-	}, func(c *wal.Chunk) error {
+	scan := r.scanOptions()
+	scan.From, scan.Segments, scan.DurableFloor = r.state.ReplayFrom, segments, floor
+	res, err := wal.Scan(ctx, scan, func(c *wal.Chunk) error {
 		select {
 		case chunks <- c:
 			return nil

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"fluxkv/internal/entry"
 	"fluxkv/internal/vfs"
 	"fluxkv/internal/vfs/memfs"
@@ -87,7 +89,7 @@ func dump(t testing.TB, fs vfs.FS, dirs ...string) string {
 			b := make([]byte, size)
 			f.ReadAt(b, 0)
 			f.Close()
-			fmt.Fprintf(&out, "%s %d %x\n", path.Join(dir, n), size, b)
+			fmt.Fprintf(&out, "%s %d %x\n", path.Join(dir, n), size, xxhash.Sum64(b))
 		}
 	}
 	return out.String()

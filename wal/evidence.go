@@ -1,11 +1,14 @@
 package wal
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"path"
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/mutant"
+	"fluxkv/internal/vfs"
 )
 
 // tailSearch looks behind the first place without an intact group for
@@ -109,4 +112,51 @@ func (t *tailSearch) corrupt(format string, args ...any) error {
 	e := corrupt(t.name, t.off, format, args...)
 	e.Missing = t.missing
 	return e
+}
+
+// HighestSeqno returns the highest seqno in any intact group of a segment file
+// that no manifest names, 0 when it has none or is no segment of this store
+// under this id. Groups are written to registered segments only, so a seqno
+// that the manifest cannot account for is evidence that the manifest lost
+// edits. It reads the whole file.
+func HighestSeqno(ctx context.Context, o ScanOptions, id entry.SegmentID) (entry.Seqno, error) {
+	o.withDefaults()
+	pool, err := newScanPool(o.Buffers, o.BufferBytes)
+	if err != nil {
+		return 0, fmt.Errorf("scan segment %06d: buffers: %w", id, err)
+	}
+	defer pool.close()
+	s := &scan{ctx: ctx, o: &o, pool: pool}
+	f, err := s.open(ScanSegment{ID: id})
+	if errors.Is(err, ErrCorrupt) {
+		return 0, nil // its header was never finished
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.file.Close()
+	t := &tailSearch{scan: s, name: f.name, missing: entry.MaxSeqno + 1}
+	if err := t.segment(f, int64(f.align)); err != nil && !errors.Is(err, ErrCorrupt) {
+		return 0, err
+	}
+	return s.res.MaxSeen, nil
+}
+
+// HasFooter reports whether the file of a segment ends in a valid footer.
+func HasFooter(fs vfs.FS, dir string, id entry.SegmentID, secret *Secret, direct bool) (bool, error) {
+	name := path.Join(dir, SegmentsDir, SegmentName(id, SegmentLog))
+	f, err := fs.Open(name, vfs.OpenOptions{Direct: direct})
+	if err != nil {
+		return false, fmt.Errorf("open log segment %s: %w", name, err)
+	}
+	defer f.Close()
+	n, err := f.Size()
+	if err != nil {
+		return false, fmt.Errorf("size of log segment %s: %w", name, err)
+	}
+	_, err = readFooterTail(f, n, secret, id)
+	if errors.Is(err, ErrNoFooter) || errors.Is(err, ErrCorrupt) {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -34,8 +34,9 @@ type preparer struct {
 	ready    *Segment // registered and empty
 	asked    bool     // a segment is wanted
 	want     int64    // at least this large
-	attempts uint64   // finished, good or bad
+	attempts uint64   // begun
 	err      error    // of the last attempt
+	errOf    uint64   // which attempt that was
 	sealing  []*Segment
 	recycled []*Segment // dropped, nobody reads them
 	free     []*Segment // pool
@@ -146,6 +147,10 @@ func (l *Log) prepareOnce() (again, failed bool) {
 	recycled := p.recycled
 	p.recycled = nil
 	needed := p.asked && p.ready == nil && l.failed == nil
+	if needed {
+		p.attempts++
+	}
+	attempt := p.attempts
 	want := p.want
 	var sealing *Segment
 	if !needed && len(p.sealing) > 0 {
@@ -167,8 +172,7 @@ func (l *Log) prepareOnce() (again, failed bool) {
 			l.add(s)
 		}
 		l.o.Mu.Lock()
-		p.attempts++
-		p.err = err
+		p.err, p.errOf = err, attempt
 		if err == nil {
 			p.ready, p.asked, p.want = s, false, 0
 		} else {
@@ -377,6 +381,11 @@ func (l *Log) writeFooter(s *Segment) error {
 		return err
 	}
 	bytes := int64(s.end) + int64(n)
+	// Synced before it is cut: a file shorter than it was registered must end
+	// in a footer, or it is damage.
+	if err := s.File.Sync(); err != nil {
+		return err
+	}
 	if err := s.File.Truncate(bytes); err != nil {
 		return err
 	}

@@ -426,7 +426,7 @@ func (l *Log) MakeRoom(s BatchSize) error {
 	need := GroupHeaderBytes + s.Bytes
 	l.o.Mu.Lock()
 	defer l.o.Mu.Unlock()
-	seen := l.prep.attempts // an error older than this call is not an answer to it
+	seen := l.prep.attempts // the error of an attempt begun before this call is no answer to it
 	for {
 		if l.failed != nil {
 			return l.failed
@@ -444,7 +444,7 @@ func (l *Log) MakeRoom(s BatchSize) error {
 		}
 		if !l.fitsSegment(l.active, off, need) {
 			if l.prep.ready == nil {
-				if err := l.prep.err; err != nil && l.prep.attempts != seen {
+				if err := l.prep.err; err != nil && l.prep.errOf > seen {
 					return err
 				}
 				l.prep.ask(int64(alignUp(need, l.o.Align)) + 2*int64(l.o.Align))

@@ -238,6 +238,7 @@ func TestM8_CheckFiles(t *testing.T) {
 		{name: "all as recorded", sizes: map[entry.SegmentID]int64{2: 9000, 3: 65536, 4: 65536}},
 		{name: "a torn one was cut at its end", sizes: map[entry.SegmentID]int64{2: 9000, 3: 8192, 4: 65536}},
 		{name: "the active one was cut for its seal", sizes: map[entry.SegmentID]int64{2: 9000, 3: 65536, 4: 9000}},
+		{name: "the active one was cut short", sizes: map[entry.SegmentID]int64{2: 9000, 3: 65536, 4: 9001}, want: "log/000004.seg at offset 9001: 9001 bytes long, registered in MANIFEST-000007 with 65536", corrupt: true},
 		{name: "a missing file", sizes: map[entry.SegmentID]int64{2: 9000, 3: 65536}, want: "log/000004.seg at offset 0: registered in MANIFEST-000007, but missing", corrupt: true},
 		{name: "a sealed file too short", sizes: map[entry.SegmentID]int64{2: 8999, 3: 65536, 4: 1}, want: "log/000002.seg at offset 8999", corrupt: true},
 		{name: "a sealed file too long", sizes: map[entry.SegmentID]int64{2: 9001, 3: 65536, 4: 1}, want: "log/000002.seg at offset 9000", corrupt: true},
@@ -254,7 +255,7 @@ func TestM8_CheckFiles(t *testing.T) {
 					return 0, c.err
 				}
 				return 0, os.ErrNotExist
-			})
+			}, func(s Segment) (bool, error) { return c.sizes[s.ID] == 9000, nil })
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)

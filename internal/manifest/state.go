@@ -257,10 +257,12 @@ func Validate(st State) error {
 
 // CheckFiles asks size for the length of every registered segment's file and
 // compares (M8): a sealed one has exactly its recorded length, an ended one
-// reaches its end, any other has bytes at all. name gives the name that errors
-// show. A file that is missing or has another length is a *CorruptError; other
-// errors of size are returned as they are.
-func CheckFiles(st State, name func(Segment) string, size func(Segment) (int64, error)) error {
+// reaches its end, any other has the length it was registered with, unless it
+// was cut when it was sealed: then footed must say that it ends in a footer.
+// name gives the name that errors show. A file that is missing or has another
+// length is a *CorruptError; other errors of size and footed are returned as
+// they are.
+func CheckFiles(st State, name func(Segment) string, size func(Segment) (int64, error), footed func(Segment) (bool, error)) error {
 	for _, s := range st.Segments {
 		n, err := size(s)
 		switch {
@@ -268,12 +270,21 @@ func CheckFiles(st State, name func(Segment) string, size func(Segment) (int64, 
 			return corruptf(name(s), 0, "registered in %s, but missing", Name(st.Manifest))
 		case err != nil:
 			return fmt.Errorf("size of %s: %w", name(s), err)
-		case s.Sealed && n != s.FileBytes:
-			return corruptf(name(s), min(n, s.FileBytes), "%d bytes long, %s recorded %d", n, Name(st.Manifest), s.FileBytes)
-		case s.Ended && n < int64(s.End):
-			return corruptf(name(s), n, "%d bytes long, %s recorded its end at %d", n, Name(st.Manifest), s.End)
 		case n == 0:
 			return corruptf(name(s), 0, "empty, but registered in %s", Name(st.Manifest))
+		case s.Sealed && n != s.FileBytes:
+			return corruptf(name(s), min(n, s.FileBytes), "%d bytes long, %s recorded %d", n, Name(st.Manifest), s.FileBytes)
+		case !s.Sealed && !s.Ended && n < s.Size:
+			// Cut when it was sealed, with the edit lost in a crash, or damaged.
+			ok, err := footed(s)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return corruptf(name(s), n, "%d bytes long, registered in %s with %d", n, Name(st.Manifest), s.Size)
+			}
+		case s.Ended && n < int64(s.End):
+			return corruptf(name(s), n, "%d bytes long, %s recorded its end at %d", n, Name(st.Manifest), s.End)
 		}
 	}
 	return nil
