@@ -160,8 +160,8 @@ func BenchmarkIterator(b *testing.B) {
 			b.ResetTimer()
 			ok := it.First()
 			for range b.N {
-				if !ok {
-					ok = it.First()
+				if !ok && !it.First() {
+					b.Fatal(it.Error())
 				}
 				if _, err := it.Item(); err != nil {
 					b.Fatal(err)
