@@ -23,6 +23,25 @@ func filterPieces(keys, bitsPerKey int) int {
 	return int((uint64(keys)*uint64(bitsPerKey) + pieceBits - 1) / pieceBits)
 }
 
+// hashChunk is how many hashes of a hashList lie together: 256 KiB.
+const hashChunk = 32 << 10
+
+// hashList collects the hashes of a table's keys, 8 bytes each: the size of
+// the filter is known only when the last key is.
+type hashList struct {
+	chunks [][]uint64
+	n      int
+}
+
+func (l *hashList) add(h uint64) {
+	if l.n%hashChunk == 0 {
+		l.chunks = append(l.chunks, make([]uint64, 0, hashChunk))
+	}
+	last := &l.chunks[len(l.chunks)-1]
+	*last = append(*last, h)
+	l.n++
+}
+
 // pieceOf is the piece of pieces that has the bits of hash h.
 func pieceOf(h uint64, pieces uint32) uint32 {
 	hi, _ := bits.Mul64(h, uint64(pieces))

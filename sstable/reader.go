@@ -165,17 +165,17 @@ func (r *Reader) pinIndex() error {
 		if level < 0 {
 			return nil, nil
 		}
-		data, err := r.check(ref, r.index[int64(ref.Offset)-start:][:ref.Length], nil)
-		if err == nil {
-			return data, nil
-		}
-		// Read it again, into its place.
-		data, err = r.load(ref, &buf)
-		if err == nil {
+		stored := r.index[int64(ref.Offset)-start:][:ref.Length]
+		if !r.sumFits(ref, stored) {
+			// Read it again, into its place.
+			again, err := r.load(ref, &buf)
+			if err != nil {
+				return nil, err
+			}
 			r.rereads.Add(1)
-			copy(r.index[int64(ref.Offset)-start:], data[:int(ref.Length)-trailerBytes])
+			return r.index[int64(ref.Offset)-start:][:copy(stored, again)], nil
 		}
-		return data, err
+		return r.check(ref, stored, nil)
 	})
 }
 

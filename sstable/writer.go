@@ -91,7 +91,7 @@ type Writer struct {
 	}
 	separator []byte
 	index     *indexLevel
-	hashes    []uint64 // of the distinct keys
+	hashes    hashList // of the distinct keys
 	props     Properties
 	segments  map[entry.SegmentID]int // place in props.Segments
 	expiry    expiryHistogram
@@ -177,7 +177,7 @@ func (w *Writer) add(v *entry.Version, hash uint64) error {
 	if fresh || w.props.Entries == 1 {
 		w.prev = append(w.prev[:0], v.Key...)
 		if w.o.BloomBits > 0 {
-			w.hashes = append(w.hashes, hash)
+			w.hashes.add(hash)
 		}
 	}
 	w.last = v.Seqno
@@ -357,7 +357,7 @@ func (w *Writer) EstimatedBytes() int64 {
 	if w.data.size.count == 0 {
 		open = 0
 	}
-	filter := int64(filterPieces(len(w.hashes), w.o.BloomBits)) * pieceBytes
+	filter := int64(filterPieces(w.hashes.n, w.o.BloomBits)) * pieceBytes
 	return w.out.pos() + w.packed.estimate(open) + filter + int64(w.index.bytes()) + pageBytes
 }
 
@@ -422,7 +422,7 @@ func (w *Writer) finish() (*Properties, int64, error) {
 }
 
 func (w *Writer) writeFilter(f *footer) error {
-	n := min(filterPieces(len(w.hashes), w.o.BloomBits), piecesMax)
+	n := min(filterPieces(w.hashes.n, w.o.BloomBits), piecesMax)
 	if n == 0 {
 		return nil
 	}
@@ -432,9 +432,11 @@ func (w *Writer) writeFilter(f *footer) error {
 	}
 	defer offheap.Unmap(filter)
 	k := probes(w.o.BloomBits)
-	for _, h := range w.hashes {
-		i := int(pieceOf(h, uint32(n)))
-		pieceAdd(filter[i*pieceBytes:(i+1)*pieceBytes], h, k)
+	for _, chunk := range w.hashes.chunks {
+		for _, h := range chunk {
+			i := int(pieceOf(h, uint32(n)))
+			pieceAdd(filter[i*pieceBytes:(i+1)*pieceBytes], h, k)
+		}
 	}
 	w.out.pad()
 	f.filterOffset, f.pieces = uint64(w.out.pos()), uint32(n)
