@@ -140,7 +140,7 @@ func (db *DB) clearNow() (Seqno, error) {
 // placeClear numbers the clear and makes it visible. From is where replay may
 // start once the clear is in the manifest.
 func (db *DB) placeClear() (seqno Seqno, from entry.Position, err error) {
-	size := wal.BatchSize{Count: 1, Bytes: len(wal.AppendClear(nil))}
+	size := wal.BatchSize{Count: 1, Bytes: len(wal.AppendClear(nil)), Urgent: true}
 	size.Largest = size.Bytes
 	var fresh [kvstoresMax]*table
 	for i := range db.kvstores {

@@ -554,3 +554,58 @@ func TestR22_DiskFullIsTemporary(t *testing.T) {
 		})
 	}
 }
+
+func TestR22_AFullDiskOpens(t *testing.T) {
+	fs := memfs.New()
+	o := testOptions(fs)
+	o.WriteCache = 32 * mib
+	db := mustOpen(t, "data", o)
+	fs.SetFree(100)
+	acked := 0
+	for ; ; acked++ {
+		if _, err := db.Set(fmt.Appendf(nil, "key%d", acked), make([]byte, 3000), Meta{}); err != nil {
+			break
+		}
+	}
+	for _, free := range []int64{4 * mib, 32 * kib} { // the reserve is there, or not even that
+		disk := fs.CrashCopy(1, memfs.DropAll)
+		disk.SetFree(free)
+		o.FS = disk
+		again := mustOpen(t, "data", o)
+		for i := range acked {
+			want(t, again, fmt.Sprintf("key%d", i), string(make([]byte, 3000)))
+		}
+		var err error
+		for range 300 {
+			if _, err = again.Set([]byte("more"), make([]byte, 3000), Meta{}); err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, ErrDiskFull) {
+			t.Errorf("%d bytes free: %v, want ErrDiskFull", free, err)
+		}
+		if free == 4*mib { // a clear may use the reserve
+			if _, err := again.Clear(time.Time{}); err != nil {
+				t.Errorf("clear: %v", err)
+			}
+			want(t, again, "key0", "")
+		}
+		disk.SetFree(64 * mib)
+		deadline := time.Now().Add(10 * time.Second)
+		for {
+			if _, err = again.Set([]byte("healed"), []byte("1"), Meta{}); err == nil {
+				break
+			}
+			if !errors.Is(err, ErrDiskFull) || time.Now().After(deadline) {
+				t.Fatal("does not heal:", err)
+			}
+		}
+		if err := again.Close(); err != nil {
+			t.Fatal(err)
+		}
+		again = mustOpen(t, "data", o)
+		want(t, again, "healed", "1")
+		again.Close()
+	}
+	db.Close()
+}

@@ -95,6 +95,9 @@ func (l *Log) finish() error {
 	if l.failed != nil {
 		return l.failed
 	}
+	if l.active == nil {
+		return nil // nothing was written since the end that the caller recorded
+	}
 	l.sealActiveLocked(GroupClose)
 	for l.failed == nil && l.unstartedLocked() {
 		l.leadLocked()

@@ -168,7 +168,8 @@ type LogStats struct {
 const SegmentsDir = "log"
 
 // StartLog starts a log that goes on after o.After in a new segment, which is
-// created, synced and registered before StartLog returns. existing are the
+// created, synced and registered before StartLog returns; on a full disk it is
+// made when there is space. existing are the
 // segments of earlier runs; the log owns their files from now on, also when it
 // returns an error.
 func StartLog(o LogOptions, existing []*Segment) (*Log, error) {
@@ -182,21 +183,24 @@ func StartLog(o LogOptions, existing []*Segment) (*Log, error) {
 		return nil, err
 	}
 	l.prep.init()
-	seg, err := l.prepare(0)
+	err := l.prep.addSmalls(o.Align)
 	if err == nil {
-		err = l.prep.addSmalls(o.Align)
+		l.active, err = l.prepare(0, true)
+	}
+	if errors.Is(err, vfs.ErrNoSpace) && !errors.Is(err, ErrFailed) {
+		// What is there can be read; writes are refused until there is space.
+		o.Logf("no space for a log segment, writes must wait for it: %v", err)
+		err = nil
 	}
 	if err != nil {
-		if seg != nil {
-			l.add(seg)
-		}
 		l.writer.freeBuffers()
 		l.closeFiles()
 		return nil, err
 	}
-	l.active = seg
-	l.add(seg)
-	l.activeOff = uint32(o.Align)
+	if l.active != nil {
+		l.add(l.active)
+		l.activeOff = uint32(o.Align)
+	}
 	l.workers.Add(2)
 	go l.runFlusher()
 	go l.runPreparer()

@@ -21,6 +21,8 @@ const (
 	// while somebody waits for one.
 	retryMin = 20 * time.Millisecond
 	retryMax = time.Second
+	// logEvery bounds the lines about a disk that stays full.
+	logEvery = 10 * time.Second
 	// smallsMin is how many buffers for groups without records there are: a
 	// seal for every roll in flight, one promise, the final seal. The log does
 	// not roll when only smallsSpare are left.
@@ -34,6 +36,8 @@ type preparer struct {
 	ready    *Segment // registered and empty
 	asked    bool     // a segment is wanted
 	want     int64    // at least this large
+	urgent   bool     // for what frees space: it may use the reserve
+	logged   time.Time
 	attempts uint64   // begun
 	err      error    // of the last attempt
 	errOf    uint64   // which attempt that was
@@ -151,7 +155,7 @@ func (l *Log) prepareOnce() (again, failed bool) {
 		p.attempts++
 	}
 	attempt := p.attempts
-	want := p.want
+	want, urgent := p.want, p.urgent
 	var sealing *Segment
 	if !needed && len(p.sealing) > 0 {
 		sealing = p.sealing[0]
@@ -167,25 +171,27 @@ func (l *Log) prepareOnce() (again, failed bool) {
 	}
 	switch {
 	case needed:
-		s, err := l.prepare(want)
+		s, err := l.prepare(want, urgent)
 		if s != nil {
 			l.add(s)
 		}
 		l.o.Mu.Lock()
 		p.err, p.errOf = err, attempt
 		if err == nil {
-			p.ready, p.asked, p.want = s, false, 0
-		} else {
-			// A request ends with its answer; who still waits asks again.
-			p.asked, p.want = false, 0
+			p.ready = s
 		}
+		// A request ends with its answer; who still waits asks again.
+		p.asked, p.want, p.urgent = false, 0, false
 		l.space.Broadcast()
 		l.o.Mu.Unlock()
 		if err != nil {
 			if errors.Is(err, ErrFailed) {
 				l.Fail(err)
 			}
-			l.o.Logf("cannot make a log segment: %v", err)
+			if now := time.Now(); now.Sub(p.logged) >= logEvery {
+				p.logged = now
+				l.o.Logf("cannot make a log segment: %v", err)
+			}
 			return true, true
 		}
 		return true, false
@@ -209,8 +215,8 @@ func (l *Log) prepareOnce() (again, failed bool) {
 
 // prepare makes a segment: reused or created, header written, file and
 // directory synced, then registered (design R9). It leaves no file behind when
-// it fails before registering.
-func (l *Log) prepare(want int64) (*Segment, error) {
+// it fails before registering. An urgent one may use the reserve.
+func (l *Log) prepare(want int64, urgent bool) (*Segment, error) {
 	bytes := roundUp(min(max(l.o.SegmentBytes(), want+int64(l.o.Align)), MaxSegmentBytes), l.o.Align)
 	id := l.o.NextID()
 	name := path.Join(l.o.Dir, SegmentsDir, SegmentName(id, SegmentLog))
@@ -228,7 +234,11 @@ func (l *Log) prepare(want int64) (*Segment, error) {
 		if err != nil {
 			return nil, fmt.Errorf("free space of %s: %w", dir, err)
 		}
-		if reserve := l.o.ReserveBytes(bytes); free < bytes+reserve {
+		reserve := l.o.ReserveBytes(bytes)
+		if urgent {
+			reserve = 0
+		}
+		if free < bytes+reserve {
 			return nil, fmt.Errorf("log segment of %d bytes: %d free, %d kept in reserve: %w", bytes, free, reserve, vfs.ErrNoSpace)
 		}
 		f, err := l.o.FS.Create(name, vfs.OpenOptions{Write: true, Direct: l.o.Direct})

@@ -19,6 +19,8 @@ type BatchSize struct {
 	Count int // records, each takes one seqno
 	Bytes int // records, encoded
 	Docs  int // of them separated documents
+	// Urgent batches free space: a segment made for them may use the reserve.
+	Urgent bool
 	// Largest is the length of the longest record; above 256 KiB the batch
 	// gets a group of its own.
 	Largest int
@@ -133,7 +135,7 @@ func (w *waiter) wake() { w.ch <- struct{}{} } // cap 1, sent once per enqueue
 // leads only for groups nobody waits for, and writes promises.
 type writer struct {
 	// Guarded by o.Mu.
-	active    *Segment
+	active    *Segment // nil when the log started on a full disk
 	activeOff uint32 // where the next group starts, when none is open
 	open      *group
 	pipeline  []*group // closed or in flight, in log order
@@ -282,7 +284,7 @@ func (l *Log) PlaceLocked(s BatchSize, first entry.Seqno) (Place, error) {
 // fitsSegment reports whether a group of need bytes at off leaves room for the
 // seal group behind it.
 func (l *Log) fitsSegment(s *Segment, off uint32, need int) bool {
-	return int64(off)+int64(alignUp(need, l.o.Align))+int64(l.o.Align) <= s.bytes
+	return s != nil && int64(off)+int64(alignUp(need, l.o.Align))+int64(l.o.Align) <= s.bytes
 }
 
 // crowdedLocked reports whether a group more would be too many that are closed
@@ -374,7 +376,9 @@ func (l *Log) closeOpenLocked() {
 // prepared one. The seal is an ordinary group without records: it is written
 // in its turn and promises what is before it.
 func (l *Log) rollLocked() {
-	l.sealActiveLocked(0)
+	if l.active != nil {
+		l.sealActiveLocked(0)
+	}
 	l.active = l.prep.ready
 	l.prep.ready = nil
 	l.activeOff = uint32(l.o.Align)
@@ -447,6 +451,7 @@ func (l *Log) MakeRoom(s BatchSize) error {
 				if err := l.prep.err; err != nil && l.prep.errOf > seen {
 					return err
 				}
+				l.prep.urgent = l.prep.urgent || s.Urgent
 				l.prep.ask(int64(alignUp(need, l.o.Align)) + 2*int64(l.o.Align))
 				l.space.Wait()
 				continue

@@ -36,7 +36,8 @@ func (OSFS) Open(name string, o OpenOptions) (File, error) {
 	if o.Write {
 		flags = os.O_RDWR
 	}
-	return openFile(name, flags, false, o.Direct)
+	// Without O_NONBLOCK opening a named pipe waits for its other end.
+	return openFile(name, flags|unix.O_NONBLOCK, false, o.Direct)
 }
 
 func openFile(name string, flags int, create, direct bool) (File, error) {
@@ -57,8 +58,12 @@ func openFile(name string, flags int, create, direct bool) (File, error) {
 		return nil, wrapFull(err)
 	}
 	st, err := f.Stat()
-	if err == nil && st.IsDir() {
+	switch {
+	case err != nil:
+	case st.IsDir():
 		err = &fs.PathError{Op: "open", Path: name, Err: unix.EISDIR}
+	case !st.Mode().IsRegular():
+		err = &fs.PathError{Op: "open", Path: name, Err: errNotRegular}
 	}
 	if err != nil {
 		_ = f.Close()
@@ -74,6 +79,8 @@ func (OSFS) Remove(name string) error {
 	}
 	return nil
 }
+
+var errNotRegular = errors.New("not a regular file")
 
 // Rename implements FS.
 func (OSFS) Rename(oldName, newName string) error {

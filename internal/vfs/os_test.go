@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -170,5 +171,17 @@ func BenchmarkReadMany(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		vfs.ReadMany(reads)
+	}
+}
+
+func TestOpenRefusesANamedPipe(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []vfs.OpenOptions{{}, {Write: true}} {
+		if f, err := vfs.OS.Open(name, o); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("open %+v: %v, %v", o, f, err)
+		}
 	}
 }
