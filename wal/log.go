@@ -92,7 +92,7 @@ type Chain struct {
 type SealedSegment struct {
 	ID    entry.SegmentID
 	End   uint32      // offset behind the seal group
-	Last  entry.Seqno // highest seqno in it or before it
+	Last  entry.Seqno // highest seqno in it, 0 when it has none
 	Bytes int64       // length of the file with its footer
 }
 

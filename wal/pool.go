@@ -38,9 +38,9 @@ type preparer struct {
 	want     int64    // at least this large
 	urgent   bool     // for what frees space: it may use the reserve
 	logged   time.Time
-	attempts uint64   // begun
-	err      error    // of the last attempt
-	errOf    uint64   // which attempt that was
+	attempts uint64 // begun
+	err      error  // of the last attempt
+	errOf    uint64 // which attempt that was
 	sealing  []*Segment
 	recycled []*Segment // dropped, nobody reads them
 	free     []*Segment // pool
@@ -377,9 +377,15 @@ func (l *Log) writeFooter(s *Segment) error {
 		index.Add(s.base+entry.Seqno(d.delta), d.offset)
 	}
 	s.docs = nil
+	last, recorded := s.last, s.last
+	if s.records == 0 {
+		// It was stepped over for a large batch. What came before it is not its
+		// own, and a seqno jump may lie between.
+		last, recorded = s.first-1, 0
+	}
 	footer := EncodeFooter(nil, Footer{
 		Segment: s.ID, End: s.end, Records: uint32(s.records),
-		First: s.first, Last: s.last, Durable: l.DurableSeqno(),
+		First: s.first, Last: last, Durable: l.DurableSeqno(),
 	}, index, l.o.Align, &l.o.Secret)
 	b, err := alignedBuffer(alignUp(len(footer), l.o.Align), "segment footer")
 	if err != nil {
@@ -408,7 +414,7 @@ func (l *Log) writeFooter(s *Segment) error {
 		}
 	}
 	l.stats.footers.Add(int64(n))
-	return l.o.Sealed(SealedSegment{ID: s.ID, End: s.end, Last: s.last, Bytes: bytes})
+	return l.o.Sealed(SealedSegment{ID: s.ID, End: s.end, Last: recorded, Bytes: bytes})
 }
 
 // close frees what the preparer holds. The goroutines have ended.

@@ -136,7 +136,7 @@ func (w *waiter) wake() { w.ch <- struct{}{} } // cap 1, sent once per enqueue
 type writer struct {
 	// Guarded by o.Mu.
 	active    *Segment // nil when the log started on a full disk
-	activeOff uint32 // where the next group starts, when none is open
+	activeOff uint32   // where the next group starts, when none is open
 	open      *group
 	pipeline  []*group // closed or in flight, in log order
 	inflight  int      // started, not finished
