@@ -51,7 +51,7 @@ type conn struct {
 	ses session
 
 	in       *input // nil while nothing is pending
-	reserved int64  // of srv.buffers, for in
+	reserved int64  // of srv.frames, for in
 	need     int    // length of the frame at the front of in, as far as known
 
 	readFn, writeFn func(fd uintptr) bool // bound once: no closure a call
@@ -106,7 +106,7 @@ func (c *conn) serve() {
 // end closes the socket and gives everything back.
 func (c *conn) end() {
 	c.nc.Close()
-	c.srv.buffers.Release(c.reserved)
+	c.srv.frames.Release(c.reserved)
 	c.reserved = 0
 	if c.in != nil {
 		c.releaseInput()
@@ -161,7 +161,7 @@ func (c *conn) answer() (goOn bool) {
 			return true
 		}
 		if r.memory > 0 {
-			if !c.srv.waitMemory(r.memory) {
+			if !c.srv.waitMemory(p.srv.buffers, r.memory) {
 				return false
 			}
 			p.reserved = r.memory
@@ -196,14 +196,43 @@ func (c *conn) makeRoom() bool {
 	// The buffer is full of one frame: it grows by what has arrived, never to
 	// what was announced.
 	size := min(2*len(in.buf), c.need)
-	if !c.srv.waitMemory(int64(size) - c.reserved) {
+	if !c.reserveFrame() {
 		return false
 	}
-	c.reserved = int64(size)
 	large := &input{buf: make([]byte, size)}
 	large.end = copy(large.buf, in.buf[in.start:in.end])
 	c.srv.putInput(in)
 	c.in = large
+	return true
+}
+
+// reserveFrame takes the budget of the frame at the front of c.in, all of it at
+// once: connections that took theirs in steps would wait for each other with
+// their hands full, for ever. It holds nothing while it waits, except when a
+// large frame came in behind another one; that one has the deadline of a frame.
+func (c *conn) reserveFrame() bool {
+	if int64(c.need) <= c.reserved {
+		return true
+	}
+	more := int64(c.need) - c.reserved
+	if c.reserved == 0 {
+		if !c.srv.waitMemory(c.srv.frames, more) {
+			return false
+		}
+	} else {
+		for end := time.Now().Add(c.srv.opts.FrameTimeout); !c.srv.frames.TryReserve(more); {
+			if time.Now().After(end) {
+				c.logEnd(os.ErrDeadlineExceeded)
+				return false
+			}
+			select {
+			case <-c.srv.done:
+				return false
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}
+	c.reserved = int64(c.need)
 	return true
 }
 
@@ -221,7 +250,7 @@ func (c *conn) releaseInput() {
 	in := c.in
 	c.in = nil
 	c.srv.putInput(in)
-	c.srv.buffers.Release(c.reserved)
+	c.srv.frames.Release(c.reserved)
 	c.reserved = 0
 }
 

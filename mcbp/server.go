@@ -29,9 +29,13 @@ type Server struct {
 	frameBytesMax     int64
 	passWriteBytesMax int
 
-	counters  counters
-	started   time.Time
-	conns     atomic.Int64
+	counters counters
+	started  time.Time
+	conns    atomic.Int64
+	// Large frames on their way in, and large answers on their way out, have a
+	// budget each: a connection with a frame may wait for memory for its
+	// answer, so whoever holds the latter must wait for nothing but its peer.
+	frames    *offheap.Budget
 	buffers   *offheap.Budget
 	pipelines sync.Pool // *pipeline
 	inputs    sync.Pool // *input
@@ -65,7 +69,8 @@ func New(db *lsm.DB, o Options) (*Server, error) {
 		frameBytesMax:     max(frameBytesDefault, int64(o.MaxItemBytes)+(1<<20)),
 		passWriteBytesMax: o.BatchBytesMax,
 		started:           time.Now(),
-		buffers:           offheap.NewBudget(o.BufferBytes),
+		frames:            offheap.NewBudget(max(o.BufferBytes/2, int64(o.MaxItemBytes)+1<<20)),
+		buffers:           offheap.NewBudget(max(o.BufferBytes/2, int64(o.MaxItemBytes)+2*answerStepBytes)),
 		open:              make(map[*conn]struct{}),
 		done:              make(chan struct{}),
 	}
@@ -271,13 +276,13 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// waitMemory takes n bytes, at most half of BufferBytes, of the budget for
-// large buffers, and waits for them; the connection is not read meanwhile. It
-// returns false when the server closes. Whoever holds the budget has a
-// deadline, so it comes free; a full one means dozens of huge frames at once,
-// and looking again every few milliseconds is all the speed that needs.
-func (s *Server) waitMemory(n int64) bool {
-	for !s.buffers.TryReserve(n) {
+// waitMemory takes n bytes of a budget and waits for them; the connection is
+// not read meanwhile. It returns false when the server closes. Whoever holds
+// the budget has a deadline and waits for no more of it, so it comes free; a
+// full one means dozens of huge frames at once, and looking again every few
+// milliseconds is all the speed that needs.
+func (s *Server) waitMemory(b *offheap.Budget, n int64) bool {
+	for !b.TryReserve(n) {
 		select {
 		case <-s.done:
 			return false

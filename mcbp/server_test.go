@@ -399,8 +399,8 @@ func TestIdleConnections(t *testing.T) {
 	if each > 16<<10 && !invariants.Enabled {
 		t.Errorf("an idle connection costs %d bytes", each)
 	}
-	if srv.buffers.Used() != 0 {
-		t.Errorf("%d bytes are reserved", srv.buffers.Used())
+	if n := srv.Stats().BufferBytes; n != 0 {
+		t.Errorf("%d bytes are reserved", n)
 	}
 }
 
@@ -428,7 +428,7 @@ func TestLargeFramesGrowAsTheyArrive(t *testing.T) {
 		if upTo == len(b) {
 			break
 		}
-		if used := srv.buffers.Used(); used > int64(2*max(upTo, inputBytes)) {
+		if used := srv.frames.Used(); used > int64(len(b)) {
 			t.Errorf("%d bytes are reserved after %d of %d have been sent", used, upTo, len(b))
 		}
 	}
@@ -438,7 +438,7 @@ func TestLargeFramesGrowAsTheyArrive(t *testing.T) {
 	if got := c.ask(keyRequest(OpGet, "k")); !bytes.Equal(got.Value, value) {
 		t.Errorf("%d bytes came back", len(got.Value))
 	}
-	eventually(t, "memory is given back", func() bool { return srv.buffers.Used() == 0 })
+	eventually(t, "memory is given back", func() bool { return srv.frames.Used() == 0 })
 	// The buffers that it outgrew are empty again, whoever gets them.
 	for i := range 100 {
 		c := dial(t, "tcp", c.RemoteAddr().String())
@@ -581,4 +581,57 @@ func TestPanicInTheStore(t *testing.T) {
 	if !errors.As(err, &exit) || !bytes.Contains(out, []byte("panic:")) || !bytes.Contains(out, []byte("flushWrites")) {
 		t.Errorf("%v\n%s", err, out)
 	}
+}
+
+// TestBuffersGrowByWhatHasArrived: what a frame announces is accounted for, and
+// never allocated ahead.
+func TestBuffersGrowByWhatHasArrived(t *testing.T) {
+	srv := testServer(t, testStore(t, nil, nil), Options{})
+	c := &conn{srv: srv, in: srv.inputs.Get().(*input), need: 20 << 20}
+	for size := inputBytes; size < c.need; size = min(2*size, c.need) {
+		if len(c.in.buf) != size {
+			t.Fatalf("buffer of %d bytes after %d have arrived", len(c.in.buf), size/2)
+		}
+		c.in.end = len(c.in.buf)
+		if !c.makeRoom() {
+			t.Fatal("no room")
+		}
+		if used := srv.frames.Used(); used != int64(c.need) {
+			t.Fatalf("%d bytes are accounted for, the frame has %d", used, c.need)
+		}
+	}
+	c.releaseInput()
+	if used := srv.frames.Used(); used != 0 {
+		t.Errorf("%d bytes are still accounted for", used)
+	}
+}
+
+// TestHalfLargeFramesDoNotLockOthersOut: clients that together announce more
+// than the budget and leave half-way. Taking it in steps, they waited for each
+// other with their hands full, and no large frame was read again.
+func TestHalfLargeFramesDoNotLockOthersOut(t *testing.T) {
+	srv := testServer(t, testStore(t, nil, nil), Options{BufferBytes: 128 << 20})
+	addr := listen(t, srv)
+	value := make([]byte, 19<<20)
+	frame := (&Request{Opcode: OpSet, Key: []byte("k"), Extras: make([]byte, 8), Value: value}).Append(nil)
+	var wg sync.WaitGroup
+	for range 12 {
+		wg.Go(func() {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			c.SetWriteDeadline(time.Now().Add(20 * time.Second))
+			c.Write(frame[:12<<20])
+		})
+	}
+	wg.Wait()
+	c := dial(t, "tcp", addr)
+	c.send(frame)
+	if got, err := c.next(); err != nil || got.Status != StatusSuccess {
+		t.Fatalf("a large SET after them: %+v, %v", got, err)
+	}
+	eventually(t, "memory is given back", func() bool { return srv.frames.Used() == 0 })
 }

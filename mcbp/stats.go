@@ -38,7 +38,7 @@ func (s *Server) Stats() Stats {
 		Version:     Version,
 		Uptime:      time.Since(s.started),
 		Connections: s.conns.Load(),
-		BufferBytes: s.buffers.Used(),
+		BufferBytes: s.frames.Used() + s.buffers.Used(),
 
 		TotalConnections:    n(totalConnections),
 		RejectedConnections: n(rejectedConnections),
