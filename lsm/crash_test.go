@@ -89,7 +89,8 @@ type loop struct {
 	h    *history
 	*tally
 
-	calls int64 // of the scenario on a good disk
+	calls     int64     // of the scenario on a good disk
+	rehearsal *memfs.FS // which counted them
 
 	mu           sync.Mutex
 	checked      map[[3]uint64]bool
@@ -136,7 +137,7 @@ func (l *loop) rehearse() int64 {
 			l.t.Errorf("the scenario made %d calls of %v %s, at least %d are wanted", n, c.kind, c.pattern, c.min)
 		}
 	}
-	l.calls = disk.Calls()
+	l.calls, l.rehearsal = disk.Calls(), disk
 	return l.calls
 }
 

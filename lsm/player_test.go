@@ -360,7 +360,7 @@ func (p *player) clearLater(d time.Duration) {
 // segment is ready, sealed ones have their footers, dropped ones are in the
 // pool (at least pooled).
 func (p *player) background(pooled int) {
-	limit := 2 * time.Second
+	limit := time.Minute
 	if p.faulty {
 		limit = 30 * time.Millisecond
 	}
@@ -378,7 +378,7 @@ func (p *player) background(pooled int) {
 
 // idle waits until the log has promised that all is durable.
 func (p *player) idle() {
-	p.wait(2*time.Second, func(s Stats) bool { return s.Log.Promises > 0 })
+	p.wait(time.Minute, func(s Stats) bool { return s.Log.Promises > 0 })
 }
 
 func (p *player) wait(limit time.Duration, done func(Stats) bool) {
