@@ -33,7 +33,6 @@ type quota struct {
 	slowed, stalled, rejected atomic.Int64 // writers
 	slowedNanos, stalledNanos atomic.Int64
 	stallsNow                 atomic.Int64
-	oversized                 atomic.Int64
 }
 
 func (q *quota) init(limit int64, reject bool) {

@@ -26,7 +26,6 @@ type benchStore struct {
 	tables [benchTables]*Table
 	keys   []byte // 12 bytes each, in random order
 	value  []byte
-	seqno  entry.Seqno
 	rnd    uint64
 }
 
@@ -267,13 +266,12 @@ func BenchmarkGet(b *testing.B) {
 		b.Run("iterate", func(b *testing.B) {
 			b.ReportAllocs()
 			it := st.tables[0].NewIter(nil, nil)
-			ok := it.First()
+			it.First()
 			for range b.N {
-				if !ok {
-					ok = it.First()
-				}
 				_ = it.Version()
-				ok = it.Next()
+				if !it.Next() {
+					it.First()
+				}
 			}
 		})
 	})

@@ -352,12 +352,11 @@ func BenchmarkVisibleMerge(b *testing.B) {
 			}
 			x := NewVisible(NewMerge(its...), VisibleOptions{At: 3000})
 			b.ReportAllocs()
-			ok := x.First()
+			x.First()
 			for b.Loop() {
-				if !ok {
-					ok = x.First()
+				if !x.Next() {
+					x.First()
 				}
-				ok = x.Next()
 			}
 		})
 	}
