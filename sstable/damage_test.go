@@ -120,6 +120,9 @@ func TestEveryFlippedByteIsReportedOrHarmless(t *testing.T) {
 			harmless, reported := 0, 0
 			filter := pieceRange(t, b)
 			for pos := range b {
+				if testing.Short() && pos%5 != 0 {
+					continue
+				}
 				if pos >= filter[0] && pos < filter[1] && pos%16 != 0 {
 					continue // one sum over 4 KiB: a sample is enough
 				}

@@ -10,9 +10,13 @@ import (
 
 func TestTablesAnswerWhatWasWritten(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
+	keys := 3000
+	if testing.Short() {
+		keys = 500
+	}
 	for _, shape := range []string{"hex", "decimal", "mixed"} {
 		var vs []entry.Version
-		for i, k := range keysOf(shape, 3000, rnd) {
+		for i, k := range keysOf(shape, keys, rnd) {
 			switch i % 7 {
 			case 0:
 				vs = append(vs, set(k, entry.Seqno(rnd.Uint64N(1<<40)), "12345678"))
