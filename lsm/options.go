@@ -138,14 +138,14 @@ func (o Options) Validate() error {
 	if o.MemQuota < 16*mib {
 		bad("MemQuota %d: want at least 16 MiB", o.MemQuota)
 	}
-	if o.WriteCache < mib || o.WriteCache > o.MemQuota {
+	if o.MemQuota >= 16*mib && (o.WriteCache < mib || o.WriteCache > o.MemQuota) {
 		bad("WriteCache %d: want 1 MiB up to MemQuota %d", o.WriteCache, o.MemQuota)
 	}
 	if o.AsyncWindow < 0 || o.AsyncWindow > time.Minute {
 		bad("AsyncWindow %v: want up to 1m", o.AsyncWindow)
 	}
 	if o.InlineLimit < 0 || o.InlineLimit > 64*kib {
-		bad("InlineLimit %d: want 0 to 65536 (-1 for 0)", o.InlineLimit)
+		bad("InlineLimit %d: want at most 65536", o.InlineLimit)
 	}
 	if o.SegmentBytes < o.segmentBytesMin || o.SegmentBytes > 2*gib {
 		bad("SegmentBytes %d: want 4 MiB to 2 GiB", o.SegmentBytes)
@@ -157,7 +157,7 @@ func (o Options) Validate() error {
 		bad("LogInflight %d: want 1 to 8", o.LogInflight)
 	}
 	if o.MaxItemBytes < 1 || o.MaxItemBytes > 64*mib {
-		bad("MaxItemBytes %d: want 1 to 64 MiB", o.MaxItemBytes)
+		bad("MaxItemBytes %d: want at most 64 MiB", o.MaxItemBytes)
 	}
 	return errors.Join(errs...)
 }

@@ -203,6 +203,11 @@ func (r *recoverer) probe() error {
 		db.o.BufferedIO = true
 		return nil
 	}
+	if errors.Is(err, vfs.ErrNoSpace) {
+		// Nothing to write the probe to. The segments will tell.
+		db.o.Logf("cannot probe direct I/O in %s, assuming it works: %v", db.dir, err)
+		return nil
+	}
 	return err
 }
 

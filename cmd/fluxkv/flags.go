@@ -191,8 +191,11 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 		{"log-inflight", c.logInflight == 0}, {"max-item-size", c.maxItemSize == 0}, {"max-conns", c.maxConns == 0},
 	} {
 		if z.zero {
-			errs = append(errs, fmt.Errorf("--%s 0: want more", z.name))
+			errs = append(errs, fmt.Errorf("--%s 0: want at least 1", z.name))
 		}
+	}
+	if c.host == "" {
+		errs = append(errs, errors.New("--host: want an address; 0.0.0.0 or :: is every one this machine has"))
 	}
 	if c.dataDir == "" {
 		errs = append(errs, errors.New("--data-dir: want a path"))

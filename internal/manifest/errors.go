@@ -35,7 +35,7 @@ type CorruptError struct {
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("corrupt manifest data in %s at offset %d: %s", e.File, e.Offset, e.Reason)
+	return fmt.Sprintf("%s at offset %d: %s", e.File, e.Offset, e.Reason)
 }
 
 // Is makes errors.Is(err, ErrCorrupt) hold.
