@@ -362,9 +362,9 @@ func TestIteratorsBesideWriters(t *testing.T) {
 			db := mustOpen(t, "data", o)
 			db.tableBytesMax = 64 * kib
 			rounds := 300
-			var wg sync.WaitGroup
+			var writers, wg sync.WaitGroup
 			for w := range 2 {
-				wg.Go(func() {
+				writers.Go(func() {
 					var b Batch
 					for i := range rounds {
 						b.Reset()
@@ -401,9 +401,7 @@ func TestIteratorsBesideWriters(t *testing.T) {
 					}
 				})
 			}
-			for db.Stats().Writes < int64(2*8*rounds) && !t.Failed() {
-				time.Sleep(time.Millisecond)
-			}
+			writers.Wait()
 			if err := db.Close(); err != nil {
 				t.Error(err)
 			}
