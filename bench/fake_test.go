@@ -69,7 +69,9 @@ func (s *fakeServer) documents() int {
 func (s *fakeServer) serve(c net.Conn) {
 	r, w := bufio.NewReaderSize(c, 64<<10), bufio.NewWriterSize(c, 64<<10)
 	for {
-		if r.Buffered() == 0 && w.Flush() != nil {
+		// Answers leave before a read that may wait: the rest of a frame may
+		// come only after them.
+		if r.Buffered() < mcbp.HeaderBytes && w.Flush() != nil {
 			return
 		}
 		var head [mcbp.HeaderBytes]byte
@@ -78,6 +80,9 @@ func (s *fakeServer) serve(c net.Conn) {
 		}
 		frame := make([]byte, len(head)+int(binary.BigEndian.Uint32(head[8:])))
 		copy(frame, head[:])
+		if r.Buffered() < len(frame)-len(head) && w.Flush() != nil {
+			return
+		}
 		if _, err := io.ReadFull(r, frame[len(head):]); err != nil {
 			return
 		}
