@@ -153,8 +153,10 @@ func (c *conn) write() (blocked bool, err error) {
 	return false, nil
 }
 
-// receive reads until the socket is empty and counts the answers.
-func (c *conn) receive(l *loop) error {
+// receive reads until the socket is empty and counts the answers. A short read
+// says that it is, unless the peer has ended: that is reported once, with the
+// last bytes, and only another read tells.
+func (c *conn) receive(l *loop, ended bool) error {
 	for {
 		n, errno := rawRead(c.fd, l.readBuffer)
 		switch {
@@ -177,7 +179,7 @@ func (c *conn) receive(l *loop) error {
 			c.record(l)
 		}
 		l.stats.bytesIn += int64(n)
-		if n < len(l.readBuffer) {
+		if n < len(l.readBuffer) && !ended {
 			return nil
 		}
 	}

@@ -197,7 +197,7 @@ func (l *loop) phase(window int, done func() bool) error {
 			}
 			var err error
 			if ev.Events&^unix.EPOLLOUT != 0 {
-				err = c.receive(l)
+				err = c.receive(l, ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0)
 			}
 			if err == nil {
 				err = c.refill(l)
