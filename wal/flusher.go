@@ -53,8 +53,9 @@ func (l *Log) runFlusher() {
 	}
 }
 
-// flushDueLocked leads what is due and returns when to look again. Kicks may
-// come much more often than groups fall due.
+// flushDueLocked leads what is due and returns when to look again: soon as long
+// as the log is in use, so that no group has to wake the flusher, which costs
+// more than the group.
 func (l *Log) flushDueLocked() time.Duration {
 	for l.failed == nil {
 		now := time.Now()
@@ -64,15 +65,17 @@ func (l *Log) flushDueLocked() time.Duration {
 		}
 		switch {
 		case l.inflight >= l.o.Inflight:
-			return time.Hour // its completion hands on
+			return l.o.Window // its completion hands on
 		case closed, l.open != nil && now.Sub(l.open.opened) >= l.o.Window:
 			l.leadLocked()
 		case l.open != nil:
 			return l.o.Window - now.Sub(l.open.opened)
-		case l.promised >= entry.Seqno(l.durable.Load()) || len(l.pipeline) > 0:
+		case len(l.pipeline) > 0:
+			return l.o.Window
+		case l.promised >= entry.Seqno(l.durable.Load()):
 			return time.Hour
 		case now.Sub(l.lastWrite) < promiseDelay:
-			return promiseDelay - now.Sub(l.lastWrite)
+			return min(promiseDelay-now.Sub(l.lastWrite), l.o.Window)
 		case !l.fitsSegment(l.active, l.activeOff, GroupHeaderBytes):
 			if l.prep.ready == nil {
 				return time.Hour // the next group promises
