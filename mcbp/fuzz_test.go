@@ -22,13 +22,18 @@ func FuzzFrames(f *testing.F) {
 	f.Add(keyRequestFrame(OpQuit, "", setFrame(OpSetQ, "q")), uint16(3))
 	large := Header{Magic: MagicRequest, Opcode: OpSet, KeyBytes: 1, ExtrasBytes: 8, BodyBytes: 1 << 20}
 	f.Add(large.Append(nil), uint16(1))
-	db := testStore(f, nil, func(o *lsm.Options) { o.NonDurable, o.MaxItemBytes = true, 4096 })
-	srv := testServer(f, db, Options{MaxItemBytes: 4096})
+	// A store each, with the same history: a quiet GET answers or not by what
+	// was there.
+	server := func() *Server {
+		db := testStore(f, nil, func(o *lsm.Options) { o.NonDurable, o.MaxItemBytes = true, 4096 })
+		return testServer(f, db, Options{MaxItemBytes: 4096})
+	}
+	one, other := server(), server()
 	f.Fuzz(func(t *testing.T, b []byte, cut uint16) {
-		whole, parts := newDriver(t, srv), newDriver(t, srv)
+		whole, parts := newDriver(t, one), newDriver(t, other)
 		statuses := func(out []byte) (s []byte) {
 			for _, r := range responses(t, out) {
-				s = append(s, byte(r.Opcode), byte(r.Status>>8))
+				s = append(s, byte(r.Opcode), byte(r.Status>>8), byte(r.Status))
 			}
 			return s
 		}
