@@ -1,0 +1,197 @@
+package lsm
+
+import (
+	"errors"
+	"fmt"
+	"path"
+
+	"fluxkv/internal/entry"
+	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
+	"fluxkv/internal/vfs"
+	"fluxkv/wal"
+)
+
+// syncReplayed makes what was read durable: a group may have reached the file
+// but not the device when the process was killed.
+func (r *recoverer) syncReplayed() error {
+	if r.state.ReplayFrom.Segment == 0 || mutant.SkipReplaySync {
+		return nil
+	}
+	db := r.db
+	for _, s := range r.state.Segments {
+		if s.Kind != manifest.SegmentLog || s.Sealed || s.Ended || s.ID < r.state.ReplayFrom.Segment || s.ID > r.scan.End.Segment {
+			continue
+		}
+		f, err := wal.OpenSegment(db.fs, db.dir, s.ID, wal.SegmentLog, !db.o.BufferedIO)
+		if err != nil {
+			return err
+		}
+		if db.o.BufferedIO && !mutant.TrustPageCache {
+			err = r.writeAgain(f)
+		}
+		err = errors.Join(err, f.File.Sync(), f.CloseFile())
+		if err != nil {
+			return fmt.Errorf("sync replayed segment %06d: %w", s.ID, err)
+		}
+	}
+	return nil
+}
+
+// writeAgain writes the groups of a segment again for which no promise vouches.
+// When their sync failed before, the page cache may show them although the
+// device does not have them, and take them for clean: syncing them says yes and
+// does nothing (W9). The same bytes in the same place cannot hurt what is
+// there.
+func (r *recoverer) writeAgain(s *wal.Segment) error {
+	for _, g := range r.scan.Unproven {
+		if g.Segment != s.ID {
+			continue
+		}
+		b := make([]byte, g.Bytes)
+		if _, err := s.File.ReadAt(b, int64(g.Offset)); err != nil {
+			return err
+		}
+		if _, err := s.File.WriteAt(b, int64(g.Offset)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// record writes the one edit of recovery: where the log ends, what follows it,
+// and that later segments are no part of it (design R4). Then orphans go.
+func (r *recoverer) record() error {
+	db := r.db
+	names, err := db.fs.List(path.Join(db.dir, wal.SegmentsDir))
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if id, _, ok := wal.ParseSegmentName(n); ok {
+			db.edits.log.SeenFile(uint64(id))
+		}
+	}
+	next := max(r.scan.End.Seqno, r.state.NextSeqno)
+	if !r.scan.Clean && !mutant.NoSeqnoJump {
+		next = max(next, r.scan.MaxSeen+1) + seqnoJump
+	}
+	if next > entry.MaxSeqno {
+		return fmt.Errorf("seqno %d: the store has no seqnos left", next)
+	}
+	r.scan.End.Seqno = next
+	e := &manifest.Edit{NextSeqno: next, ClearSeqno: entry.Seqno(r.cleared.Load())}
+	if r.state.ReplayFrom.Segment != 0 && !mutant.KeepTornTail {
+		if err := r.endLog(e, next); err != nil {
+			return err
+		}
+	}
+	if r.state, err = db.edit(func(manifest.State) *manifest.Edit { return e }); err != nil {
+		return err
+	}
+	for _, s := range e.EndSegments {
+		r.cut(s)
+	}
+	return r.removeOrphans(names)
+}
+
+// endLog fills in the end of the log. It is recorded with the segment that holds
+// the last group; but one that was sealed cannot be ended again, and then the
+// log ends at the very beginning of the segment that follows it.
+func (r *recoverer) endLog(e *manifest.Edit, next entry.Seqno) error {
+	var logs []manifest.Segment
+	before := entry.Seqno(0) // highest seqno recorded with an earlier segment
+	for _, s := range r.state.Segments {
+		switch {
+		case s.Kind != manifest.SegmentLog:
+		case s.ID >= r.scan.End.Segment:
+			logs = append(logs, s)
+		default:
+			before = max(before, s.Last)
+		}
+	}
+	s := logs[0]
+	end := manifest.EndSegment{ID: s.ID, End: r.scan.End.Offset, Last: r.scan.Last, Next: next}
+	if s.Sealed {
+		if len(logs) == 1 {
+			return fmt.Errorf("%w: log segment %06d is sealed and none follows it", ErrCorrupt, s.ID)
+		}
+		before = max(before, s.Last)
+		logs = logs[1:]
+		s = logs[0]
+		end.ID, end.End = s.ID, 0
+	}
+	if end.End == 0 { // no group in it
+		f, err := wal.OpenSegment(r.db.fs, r.db.dir, s.ID, wal.SegmentLog, !r.db.o.BufferedIO)
+		if err != nil {
+			return err
+		}
+		end.End = uint32(f.Align)
+		if err := f.CloseFile(); err != nil {
+			return err
+		}
+	}
+	switch {
+	case s.Ended:
+		end.End, end.Last, end.Next = s.End, s.Last, max(next, s.Next)
+	case end.Last <= before:
+		end.Last = 0 // none of its own
+	}
+	e.EndSegments = []manifest.EndSegment{end}
+	for _, s := range logs[1:] {
+		e.DropSegments = append(e.DropSegments, s.ID)
+	}
+	r.scan.End.Segment, r.scan.End.Offset = end.ID, end.End
+	return nil
+}
+
+// cut gives the unused rest of a segment that has just been ended back to the
+// disk. It is no harm if that fails.
+func (r *recoverer) cut(s manifest.EndSegment) {
+	name := path.Join(r.db.dir, wal.SegmentsDir, wal.SegmentName(s.ID, wal.SegmentLog))
+	f, err := r.db.fs.Open(name, vfs.OpenOptions{Write: true})
+	if err == nil {
+		err = errors.Join(f.Truncate(int64(s.End)), f.Close())
+	}
+	if err != nil {
+		r.db.o.Logf("cut %s at %d: %v", name, s.End, err)
+	}
+}
+
+// removeOrphans deletes files of the store's own kinds that the manifest does
+// not name: segments that were never registered, or dropped, and old
+// manifests. What it cannot classify stays. A failure costs space, not data.
+func (r *recoverer) removeOrphans(segments []string) error {
+	db := r.db
+	removed := 0
+	dir := path.Join(db.dir, wal.SegmentsDir)
+	for _, n := range segments {
+		id, kind, ok := wal.ParseSegmentName(n)
+		if !ok {
+			continue
+		}
+		if s, known := r.state.Segment(id); known && wal.SegmentKind(s.Kind) == kind {
+			continue
+		}
+		if err := db.fs.Remove(path.Join(dir, n)); err != nil {
+			db.o.Logf("remove %s: %v", path.Join(dir, n), err)
+			continue
+		}
+		removed++
+	}
+	if removed > 0 {
+		if err := db.fs.SyncDir(dir); err != nil {
+			return err
+		}
+	}
+	names, err := db.fs.List(db.dir)
+	if err != nil {
+		return err
+	}
+	for _, n := range manifest.Obsolete(names, r.state) {
+		if err := db.fs.Remove(path.Join(db.dir, n)); err != nil {
+			db.o.Logf("remove %s: %v", path.Join(db.dir, n), err)
+		}
+	}
+	return nil
+}
