@@ -64,9 +64,9 @@ fuzz:
 mutants:
 	$(GO) test -v -count 1 ./internal/mutant
 
-# soak: those loops with more seeds, and every recovery cut off at every call
+# soak: random tests with new seeds for T; from T=1h on, first the loops with every recovery cut at every call
 soak:
-	FLUXKV_SOAK=1 $(GO) test -v -count 1 -timeout 6h -run 'Loop|Rot' ./lsm
+	@scripts/soak.sh $(T)
 
 # clean: remove what build made; ./data is yours and stays
 clean:
