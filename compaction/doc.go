@@ -1,0 +1,13 @@
+// Package compaction turns runs of versions into tables of the key index.
+//
+//	versions in order      Elision       tables                  dead
+//	a#9  SET 000041:4096 ─ keep ───────▶ ┐
+//	a#7  SET 000040:8192 ─ superseded ─────────────────────────▶ 000040: 7
+//	a#2  DEL             ─ superseded     │ 000187.sst
+//	b#5  SET "x"         ─ keep ───────▶ ┘
+//	------------------------ TableBytes reached: cut between keys
+//	c#8  DEL             ─ keep ───────▶ ] 000188.sst
+//
+// Elision decides and does no I/O; Flush does, and holds no policy. What a
+// Flush made is named nowhere until the caller installs its Result.
+package compaction
