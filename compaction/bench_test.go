@@ -97,7 +97,7 @@ func TestFlushAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
-	if perEntry := float64(after.Mallocs-before.Mallocs) / n; perEntry > 0.02 {
+	if perEntry := float64(after.Mallocs-before.Mallocs) / n; perEntry > 0.01 {
 		t.Errorf("%.3f allocations an entry", perEntry)
 	}
 }

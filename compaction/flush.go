@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/vfs"
@@ -204,12 +205,7 @@ func (f *flusher) add(ctx context.Context, v *entry.Version, fresh bool) error {
 }
 
 // path is the name of table number.
-func (f *flusher) path(number uint64) string {
-	if f.o.Dir == "" {
-		return sstable.Name(number)
-	}
-	return f.o.Dir + "/" + sstable.Name(number)
-}
+func (f *flusher) path(number uint64) string { return path.Join(f.o.Dir, sstable.Name(number)) }
 
 func (f *flusher) begin() error {
 	f.number = f.o.NextNumber()

@@ -71,6 +71,9 @@ func TestModel_Flush(t *testing.T) {
 		o := options(fs)
 		o.Policy = p
 		o.Versions = uint64(m.Len())
+		o.Direct = rapid.Bool().Draw(t, "direct")
+		o.BlockBytes = rapid.SampledFrom([]int{512, 4096}).Draw(t, "block bytes")
+		o.Compression = sstable.Compression(rapid.IntRange(0, 1).Draw(t, "compression"))
 		o.TableBytes = int64(rapid.SampledFrom([]int{1, 64 << 20}).Draw(t, "table bytes"))
 		r, err := Flush(t.Context(), m.NewIter(nil, nil), o)
 		if err != nil {

@@ -18,7 +18,10 @@ func (f *flusher) verify(wrote *sstable.Properties, size int64) (t Table, err er
 	if err != nil {
 		return Table{}, fmt.Errorf("open new table %s: %w", name, err)
 	}
-	r, err := sstable.Open(file, sstable.ReaderOptions{Number: f.number, StoreID: f.o.StoreID})
+	r, err := sstable.Open(file, sstable.ReaderOptions{
+		Number: f.number, StoreID: f.o.StoreID,
+		PinFilter: true, // it is asked for every key: one read instead of one a key
+	})
 	if err != nil {
 		_ = file.Close() // it was only read
 		return Table{}, fmt.Errorf("open new table %s: %w", name, err)
