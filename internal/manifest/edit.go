@@ -53,13 +53,22 @@ type EndSegment struct {
 }
 
 // Edit is one atomic change of the State. Zero fields change nothing. Within
-// one edit segments are added, then sealed, then ended, then dropped, then the
-// single values take effect.
+// one edit segments are added, then sealed, then ended, dead seqnos are added,
+// segments dropped, forwards added, then dropped, tables dropped, then added,
+// then flushed positions and the single values take effect. What the slices
+// refer to is shared with the State and must not be written any more.
 type Edit struct {
 	AddSegments  []AddSegment
 	SealSegments []SealSegment
 	EndSegments  []EndSegment
 	DropSegments []entry.SegmentID
+
+	AddTables    []*Table
+	DropTables   []uint64   // numbers
+	Flushed      []Flushed  // each never falls
+	AddDead      []*DeadSet // joined with what is known to be dead
+	AddForwards  []Forward
+	DropForwards []entry.SegmentID
 
 	ReplayFrom entry.Position // never moves back
 	NextSeqno  entry.Seqno    // floor for the next seqno; never falls
@@ -83,9 +92,18 @@ const (
 	tagClearSeqno   = 7
 	tagPendingClear = 8
 	tagNextFile     = 9
+	tagAddTable     = 10
+	tagDropTable    = 11
+	tagFlushed      = 12
+	tagAddDead      = 13
+	tagAddForward   = 14
+	tagDropForward  = 15
 )
 
-// fieldBytes holds the payload length of every known tag.
+// varies is the payload length of a field that says itself where it ends.
+const varies = -1
+
+// fieldBytes holds the payload length of every known tag, or varies.
 var fieldBytes = map[byte]int{
 	tagAddSegment:   13,
 	tagSealSegment:  25,
@@ -96,6 +114,12 @@ var fieldBytes = map[byte]int{
 	tagClearSeqno:   8,
 	tagPendingClear: 8,
 	tagNextFile:     8,
+	tagAddTable:     varies,
+	tagDropTable:    8,
+	tagFlushed:      10,
+	tagAddDead:      varies,
+	tagAddForward:   varies,
+	tagDropForward:  4,
 }
 
 var le = binary.LittleEndian
@@ -157,6 +181,43 @@ func (e *Edit) Append(dst []byte) []byte {
 		field(tagNextFile)
 		dst = le.AppendUint64(dst, e.NextFile)
 	}
+	return e.appendTables(dst)
+}
+
+// appendTables encodes what e says about tables and the documents they name.
+func (e *Edit) appendTables(dst []byte) []byte {
+	var payload []byte
+	field := func(tag byte) {
+		dst = append(dst, tag)
+		dst = binary.AppendUvarint(dst, uint64(len(payload)))
+		dst = append(dst, payload...)
+		payload = payload[:0]
+	}
+	for _, t := range e.AddTables {
+		payload = t.append(payload)
+		field(tagAddTable)
+	}
+	for _, n := range e.DropTables {
+		payload = le.AppendUint64(payload, n)
+		field(tagDropTable)
+	}
+	for _, f := range e.Flushed {
+		payload = le.AppendUint16(payload, f.KVStore)
+		payload = le.AppendUint64(payload, uint64(f.Seqno))
+		field(tagFlushed)
+	}
+	for _, d := range e.AddDead {
+		payload = d.append(payload)
+		field(tagAddDead)
+	}
+	for i := range e.AddForwards {
+		payload = e.AddForwards[i].append(payload)
+		field(tagAddForward)
+	}
+	for _, id := range e.DropForwards {
+		payload = le.AppendUint32(payload, uint32(id))
+		field(tagDropForward)
+	}
 	return dst
 }
 
@@ -177,10 +238,10 @@ func DecodeEdit(b []byte) (Edit, error) {
 		if !known {
 			return Edit{}, fmt.Errorf("field with unknown tag %d at byte %d of the edit: %w", tag, at, ErrVersion)
 		}
-		if len(p) != want {
+		if want != varies && len(p) != want {
 			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: %d bytes, want %d", tag, at, len(p), want)
 		}
-		if tag >= tagReplayFrom && seen[tag] {
+		if tag >= tagReplayFrom && tag <= tagNextFile && seen[tag] {
 			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: given twice", tag, at)
 		}
 		seen[tag] = true
@@ -192,7 +253,8 @@ func DecodeEdit(b []byte) (Edit, error) {
 	return e, nil
 }
 
-// decodeField takes over one field of a known tag and the right length.
+// decodeField takes over one field of a known tag and, unless it varies, the right
+// length.
 func (e *Edit) decodeField(tag byte, p []byte) error {
 	switch tag {
 	case tagAddSegment:
@@ -235,6 +297,38 @@ func (e *Edit) decodeField(tag byte, p []byte) error {
 		if e.NextFile == 0 {
 			return fmt.Errorf("number 0")
 		}
+	default:
+		return e.decodeTableField(tag, p)
+	}
+	return nil
+}
+
+func (e *Edit) decodeTableField(tag byte, p []byte) error {
+	switch tag {
+	case tagAddTable:
+		t, err := decodeTable(p)
+		if err != nil {
+			return err
+		}
+		e.AddTables = append(e.AddTables, t)
+	case tagDropTable:
+		e.DropTables = append(e.DropTables, le.Uint64(p))
+	case tagFlushed:
+		e.Flushed = append(e.Flushed, Flushed{KVStore: le.Uint16(p), Seqno: entry.Seqno(le.Uint64(p[2:]))})
+	case tagAddDead:
+		d, err := decodeDeadSet(p)
+		if err != nil {
+			return err
+		}
+		e.AddDead = append(e.AddDead, d)
+	case tagAddForward:
+		f, err := decodeForward(p)
+		if err != nil {
+			return err
+		}
+		e.AddForwards = append(e.AddForwards, f)
+	case tagDropForward:
+		e.DropForwards = append(e.DropForwards, entry.SegmentID(le.Uint32(p)))
 	}
 	return nil
 }

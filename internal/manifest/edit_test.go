@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"reflect"
 	"strings"
@@ -36,6 +37,26 @@ func genEdit() *rapid.Generator[Edit] {
 		if e.SetPendingClear {
 			e.PendingClear = rapid.Int64().Draw(t, "pending")
 		}
+		e.AddTables = rapid.SliceOfN(genTable(), 0, 3).Draw(t, "tables")
+		e.DropTables = rapid.SliceOfN(rapid.Uint64(), 0, 3).Draw(t, "untables")
+		e.Flushed = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Flushed {
+			return Flushed{KVStore: rapid.Uint16().Draw(t, "kv"), Seqno: seqno.Draw(t, "")}
+		}), 0, 3).Draw(t, "flushed")
+		e.AddDead = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) *DeadSet {
+			near := rapid.Uint64Range(1, 100)
+			if rapid.Bool().Draw(t, "far") {
+				near = rapid.Uint64Range(1, uint64(entry.MaxSeqno))
+			}
+			return NewDeadSet(id.Draw(t, ""), rapid.SliceOfN(rapid.Map(near, func(n uint64) entry.Seqno { return entry.Seqno(n) }), 1, 30).Draw(t, "dead"))
+		}), 0, 3).Draw(t, "dead")
+		e.AddForwards = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Forward {
+			f := Forward{From: id.Draw(t, "")}
+			for range rapid.IntRange(0, 3).Draw(t, "ranges") {
+				f.To = append(f.To, ForwardRange{Segment: id.Draw(t, ""), First: seqno.Draw(t, ""), Last: seqno.Draw(t, "")})
+			}
+			return f
+		}), 0, 3).Draw(t, "forwards")
+		e.DropForwards = rapid.SliceOfN(id, 0, 3).Draw(t, "unforward")
 		if rapid.Bool().Draw(t, "replay") {
 			e.ReplayFrom = entry.Position{Segment: id.Draw(t, ""), Offset: rapid.Uint32().Draw(t, "offset"), Seqno: seqno.Draw(t, "")}
 		}
@@ -43,19 +64,28 @@ func genEdit() *rapid.Generator[Edit] {
 	})
 }
 
+func genTable() *rapid.Generator[*Table] {
+	key := rapid.SliceOfN(rapid.Byte(), 1, 20)
+	return rapid.Custom(func(t *rapid.T) *Table {
+		n := rapid.Uint64()
+		table := &Table{Number: n.Draw(t, "number"), KVStore: rapid.Uint16().Draw(t, "kv"), Level: rapid.Byte().Draw(t, "level"), Tier: rapid.Byte().Draw(t, "tier"),
+			Run: n.Draw(t, "run"), LowestSeqno: entry.Seqno(n.Draw(t, "low")), HighestSeqno: entry.Seqno(n.Draw(t, "high")), FileBytes: rapid.Int64().Draw(t, "bytes"),
+			Entries: n.Draw(t, "entries"), Tombstones: n.Draw(t, "gone"), KeyBytes: n.Draw(t, "keys"), ValueBytes: n.Draw(t, "values"),
+			Smallest: key.Draw(t, "smallest"), Largest: key.Draw(t, "largest")}
+		for range rapid.IntRange(0, 3).Draw(t, "segments") {
+			table.Segments = append(table.Segments, SegmentUse{Segment: entry.SegmentID(rapid.Uint32().Draw(t, "id")), Documents: rapid.Uint32().Draw(t, "documents"), Bytes: n.Draw(t, "bytes")})
+		}
+		return table
+	})
+}
+
 // normal makes empty and missing slices the same.
 func normal(e Edit) Edit {
-	if len(e.AddSegments) == 0 {
-		e.AddSegments = nil
-	}
-	if len(e.SealSegments) == 0 {
-		e.SealSegments = nil
-	}
-	if len(e.EndSegments) == 0 {
-		e.EndSegments = nil
-	}
-	if len(e.DropSegments) == 0 {
-		e.DropSegments = nil
+	v := reflect.ValueOf(&e).Elem()
+	for i := range v.NumField() {
+		if f := v.Field(i); f.Kind() == reflect.Slice && f.Len() == 0 {
+			f.SetZero()
+		}
 	}
 	return e
 }
@@ -79,7 +109,11 @@ func TestM1_EveryFieldOfAnEditReachesTheState(t *testing.T) {
 	e := parseEdit(t, `add 2 log 4096; add 3 log 8192; add 4 gc 4096; add 5 log 4096; add 6 log 4096
 		seal 2 end=4096 last=9 file=4608 footer
 		end 3 end=8192 last=12 next=20
-		drop 5
+		drop 5; dead 2 7,9
+		forward 5 4:1..9
+		table 7 kv=3 tier=1 run=7 keys=a..m seqnos=5..9 bytes=8192 entries=4 gone=1 keybytes=20 values=30 seg=2:3:300 seg=5:1:90
+		table 8 kv=3 level=1 keys=a..m seqnos=1..3; flushed 3 9
+		untable 6; unforward 1
 		replay 3 4096 10; next 40; clear 8; pending 77; file 50`)
 	v := reflect.ValueOf(e)
 	for i := range v.NumField() {
@@ -94,6 +128,14 @@ func TestM1_EveryFieldOfAnEditReachesTheState(t *testing.T) {
 	if !reflect.DeepEqual(decoded, e) {
 		t.Fatalf("decoded %+v, want %+v", decoded, e)
 	}
+	v = reflect.ValueOf(*e.AddTables[0])
+	for i := range v.NumField() {
+		if name := v.Type().Field(i).Name; v.Field(i).IsZero() && name != "Level" {
+			t.Errorf("the test edit leaves Table.%s empty", name)
+		}
+	}
+	// Nothing is there yet that could be dropped.
+	decoded.DropSegments, decoded.DropTables, decoded.DropForwards = []entry.SegmentID{5}, nil, nil
 	st, err := emptyState().Apply(&decoded)
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +163,7 @@ func TestDecodeEditRefuses(t *testing.T) {
 		name, in, want string
 		version        bool
 	}{
-		{name: "a tag from the future", in: "\x0a\x01x", want: "unknown tag 10", version: true},
+		{name: "a tag from the future", in: "\x10\x01x", want: "unknown tag 16", version: true},
 		{name: "tag zero", in: "\x00\x00", want: "unknown tag 0", version: true},
 		{name: "a tag without a length", in: "\x06", want: "length runs past"},
 		{name: "a length that is no number", in: "\x06\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", want: "length runs past"},
@@ -133,6 +175,20 @@ func TestDecodeEditRefuses(t *testing.T) {
 		{name: "a footer mark that is no boolean", in: "\x02\x19........................\x02", want: "footer mark 2"},
 		{name: "seqno zero", in: "\x06\x08\x00\x00\x00\x00\x00\x00\x00\x00", want: "seqno 0"},
 		{name: "file number zero", in: "\x09\x08\x00\x00\x00\x00\x00\x00\x00\x00", want: "number 0"},
+		{name: "a table cut short", in: "\x0a\x01x", want: "at least 76"},
+		{name: "a table whose key runs past it", in: "\x0a\x4d" + strings.Repeat("\x00", 76) + "\x01", want: "key runs past"},
+		{name: "a table whose key length would wrap", in: "\x0a\x56" + strings.Repeat("\x00", 76) + "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", want: "key runs past"},
+		{name: "a table with half a segment", in: "\x0a\x51" + strings.Repeat("\x00", 76) + "\x00\x00\x00\x00\x00", want: "3 bytes of segments"},
+		{name: "a dead set cut short", in: "\x0d\x01x", want: "at least 13"},
+		{name: "a dead set from seqno 0", in: "\x0d\x0d\x02\x00\x00\x00\x01" + strings.Repeat("\x00", 8), want: "seqno 0 out of range"},
+		{name: "a dead set of no form", in: "\x0d\x0d\x02\x00\x00\x00\x03\x01\x00\x00\x00\x00\x00\x00\x00", want: "form 3"},
+		{name: "a dead seqno twice", in: "\x0d\x0e\x02\x00\x00\x00\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00", want: "broken distance"},
+		{name: "a distance past the last seqno", in: "\x0d\x0e\x02\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff\xff\x00\x01", want: "broken distance"},
+		{name: "half a distance", in: "\x0d\x0e\x02\x00\x00\x00\x01\x01\x00\x00\x00\x00\x00\x00\x00\x80", want: "broken distance"},
+		{name: "a bitmap without a bit", in: "\x0d\x0d\x02\x00\x00\x00\x02\x01\x00\x00\x00\x00\x00\x00\x00", want: "bitmap of 0 bytes"},
+		{name: "a bitmap that begins later", in: "\x0d\x0e\x02\x00\x00\x00\x02\x01\x00\x00\x00\x00\x00\x00\x00\x02", want: "without its first"},
+		{name: "a bitmap past the last seqno", in: "\x0d\x0e\x02\x00\x00\x00\x02\xff\xff\xff\xff\xff\xff\xff\x00\x03", want: "out of range"},
+		{name: "a forward with half a range", in: "\x0e\x05\x02\x00\x00\x00x", want: "forward of 5 bytes"},
 		{name: "an empty position", in: "\x05\x10" + strings.Repeat("\x00", 16), want: "empty position"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -150,6 +206,8 @@ func TestDecodeEditRefuses(t *testing.T) {
 func TestApplyRefuses(t *testing.T) {
 	start := parseEdit(t, `add 2 log 65536; add 3 log 65536; add 9 log 65536; add 10 gc 65536
 		seal 2 end=8192 last=17 file=9000; end 3 end=8192 last=30 next=100
+		table 11 kv=1 run=11 keys=c..f seqnos=5..10 seg=2 seg=7; table 12 kv=1 run=12 keys=a..m seqnos=11..15; table 13 kv=1 level=1 keys=a..d seqnos=1..4
+		flushed 1 15; flushed 2 15; dead 2 7,9; forward 7 10:1..9
 		replay 3 4096 18; next 200; clear 5; file 20`)
 	st, err := emptyState().Apply(&start)
 	if err != nil {
@@ -187,6 +245,43 @@ func TestApplyRefuses(t *testing.T) {
 		{"clear seqno falls", "clear 4", "falls from 5"},
 		{"clear seqno out of range", "clear 72057594037927936", "out of range"},
 		{"file number falls", "file 19", "falls from 20"},
+		{"a table without a number", "table 0 kv=1 run=1 keys=x..z", "number 0"},
+		{"a table added twice", "table 11 kv=1 run=3 keys=x..z", "added twice"},
+		{"a table twice in one edit", "table 21 kv=1 run=3 keys=x..y; table 21 kv=1 run=3 keys=z..z", "added twice"},
+		{"a table with a key range turned round", "table 21 kv=1 run=3 keys=z..x", "key range"},
+		{"a table without a key", "table 21 kv=1 run=3 keys=..x", "key range"},
+		{"a table without seqnos", "table 21 kv=1 run=3 keys=x..z seqnos=0..1", "seqnos 0 to 1"},
+		{"a table with seqnos turned round", "table 21 kv=1 run=3 keys=x..z seqnos=3..2", "seqnos 3 to 2"},
+		{"a table without bytes", "table 21 kv=1 run=3 keys=x..z bytes=0", "0 bytes"},
+		{"a table without entries", "table 21 kv=1 run=3 keys=x..z entries=0", "of 0 entries"},
+		{"a table with more tombstones than entries", "table 21 kv=1 run=3 keys=x..z gone=2", "2 tombstones of 1"},
+		{"a run in a sorted level", "table 21 kv=1 level=1 run=1 keys=x..z", "sorted level 1"},
+		{"segments of a table out of order", "table 21 kv=1 run=3 keys=x..z seg=9 seg=2", "not ascending"},
+		{"no document in a segment of a table", "table 21 kv=1 run=3 keys=x..z seg=9:0:0", "not ascending"},
+		{"an address of an unknown segment", "table 21 kv=1 run=3 keys=x..z seg=8", "neither registered nor forwarded"},
+		{"a table above the flushed position", "table 21 kv=1 run=3 keys=x..z seqnos=15..16", "flushed only up to 15"},
+		{"a table of a kvstore that never flushed", "table 21 kv=3 run=3 keys=x..z", "flushed only up to 0"},
+		{"keys shared in a run", "table 21 kv=1 run=11 keys=f..g seqnos=1..2", "000011 and 000021 of kvstore 1, level 0, run 11 overlap"},
+		{"keys shared in a sorted level", "table 21 kv=1 level=1 keys=b..c seqnos=1..4", "overlap"},
+		{"keys and seqnos shared by runs", "table 21 kv=1 run=3 keys=k..z seqnos=15..15", "15 to 15"},
+		{"a drop of an unknown table", "untable 14", "not there"},
+		{"a drop of a table twice", "untable 11; untable 11", "dropped twice"},
+		{"a flushed position falls", "flushed 1 14", "falls from 15 to 14"},
+		{"a flushed position out of range", "flushed 4 72057594037927936", "out of range"},
+		{"a flushed position of nothing", "flushed 4 0", "out of range"},
+		{"dead seqnos of an unknown segment", "dead 5 1", "not registered"},
+		{"a dead seqno behind the last", "dead 2 18", "its last is 17"},
+		{"a dead seqno out of range", "dead 9 72057594037927936", "dead seqnos"},
+		{"a drop of a segment that is addressed", "replay 9 4096 200; drop 2", "neither registered nor forwarded"},
+		{"a drop of a segment that is forwarded to", "drop 10", "to 000010, which is not registered"},
+		{"a drop of a forward that is needed", "unforward 7", "neither registered nor forwarded"},
+		{"a drop of an unknown forward", "unforward 6", "not there"},
+		{"a forward of a registered segment", "forward 2 10:1..9", "still registered"},
+		{"a forward given twice", "forward 7 10:1..9", "forwarded twice"},
+		{"a forward of segment 0", "forward 0", "forward of segment 000000"},
+		{"a forward of a segment that never was", "forward 20", "next file number is 20"},
+		{"a forward to an unknown segment", "forward 6 5:1..9", "not registered"},
+		{"a forward with seqnos turned round", "forward 6 10:9..1", "seqnos 9 to 1"},
 		{"file number out of range", "file 9223372036854775807", "out of range"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -203,13 +298,14 @@ func TestApplyRefuses(t *testing.T) {
 }
 
 func TestApplyLeavesTheOldStateAlone(t *testing.T) {
-	first := parseEdit(t, "add 2 log 4096; add 3 log 4096; add 4 gc 4096")
+	first := parseEdit(t, "add 2 log 4096; add 3 log 4096; add 4 gc 4096; dead 4 3; forward 1 4:1..9; flushed 1 9; table 5 kv=1 run=1 keys=a..c seqnos=1..9")
 	a, err := emptyState().Apply(&first)
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := dump(a)
-	for _, text := range []string{"seal 2 end=4096 last=3 file=4096", "drop 2", "add 5 log 4096; drop 3", "end 3 end=10 last=1 next=9"} {
+	for _, text := range []string{"seal 2 end=4096 last=3 file=4096", "drop 2", "add 5 log 4096; drop 3", "dead 4 1,2", "dead 3 1", "flushed 1 10", "flushed 0 3", "untable 5", "untable 5; table 5 kv=1 level=1 keys=a..c",
+		"add 5 gc 4096; drop 4; forward 4 5:2..7", "unforward 1", "end 3 end=10 last=1 next=9"} {
 		e := parseEdit(t, text)
 		if _, err := a.Apply(&e); err != nil {
 			t.Fatal(err)
@@ -217,6 +313,50 @@ func TestApplyLeavesTheOldStateAlone(t *testing.T) {
 		if after := dump(a); after != before {
 			t.Fatalf("%s changed the old state to\n%s", text, after)
 		}
+	}
+}
+
+func TestM8_CheckTables(t *testing.T) {
+	e := parseEdit(t, "flushed 1 9; table 5 kv=1 run=1 keys=a..c seqnos=1..9 bytes=8192; table 6 kv=1 run=2 keys=d..e seqnos=1..9 bytes=4096")
+	st, err := emptyState().Apply(&e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.Manifest = 7
+	eio := errors.New("input/output error")
+	for _, c := range []struct {
+		name    string
+		sizes   map[uint64]int64
+		err     error
+		want    string
+		corrupt bool
+	}{
+		{name: "all as recorded", sizes: map[uint64]int64{5: 8192, 6: 4096}},
+		{name: "too short", sizes: map[uint64]int64{5: 8191, 6: 4096}, want: "5.tbl at offset 8191: 8191 bytes long, MANIFEST-000007 recorded 8192", corrupt: true},
+		{name: "too long", sizes: map[uint64]int64{5: 8192, 6: 8192}, want: "6.tbl at offset 4096: 8192 bytes long, MANIFEST-000007 recorded 4096", corrupt: true},
+		{name: "missing", sizes: map[uint64]int64{5: 8192}, want: "6.tbl at offset 0: named by MANIFEST-000007, but missing", corrupt: true},
+		{name: "a device that does not answer", sizes: map[uint64]int64{5: 8192}, err: eio, want: "size of 6.tbl: input/output error"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := CheckTables(st, func(t *Table) string { return fmt.Sprintf("%d.tbl", t.Number) }, func(t *Table) (int64, error) {
+				if n, ok := c.sizes[t.Number]; ok {
+					return n, nil
+				}
+				if c.err != nil {
+					return 0, c.err
+				}
+				return 0, os.ErrNotExist
+			})
+			if c.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrCorrupt) != c.corrupt {
+				t.Fatalf("got %v, want %q", err, c.want)
+			}
+		})
 	}
 }
 

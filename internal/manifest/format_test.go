@@ -43,11 +43,125 @@ func goldenFiles(t *testing.T) map[string][]byte {
 		}
 	}
 	return map[string][]byte{
+		Name(12):    goldenTables(t),
 		FormatName:  f.encode(),
 		CurrentName: current{number: 7, synced: synced}.encode(testSecret),
 		Name(7):     b,
 	}
 }
+
+// goldenTables encodes a manifest with every field there is.
+func goldenTables(t *testing.T) []byte {
+	b := appendHeader(nil, testSecret, 12)
+	for _, text := range []string{
+		`add 2 log 4194304; add 3 log 4194304; add 4 log 4194304; seal 2 end=4190208 last=5000 file=4198412 footer
+			replay 2 4096 1; next 5001; file 13`,
+		`table 13 kv=1 run=13 keys=apple..melon seqnos=1..4990 bytes=61440 entries=2500 gone=20 keybytes=30000 values=9000 seg=2:2400:2400000
+			table 14 kv=2 run=14 keys=b..c seqnos=7..7 bytes=8192 entries=1; flushed 1 4995; flushed 2 5000
+			dead 2 9,11,700; replay 3 4096 5001; file 15`,
+		"dead 2 10,12,13,14,15,16,17,18,20; file 15",
+		`add 15 gc 8388608; seal 15 end=4096000 last=4990 file=4104192 footer; drop 2; forward 2 15:1..4990; dead 15 21,22,23,24,25,26,27,28,900
+			file 16`,
+		`add 16 gc 8388608; add 17 gc 8388608; drop 15; forward 15 16:1..3000 17:2000..5000; file 18`,
+		`untable 13; table 18 kv=1 level=1 keys=apple..melon seqnos=1..4990 bytes=57344 entries=2100 keybytes=25000 values=8000 seg=16:1000:900000 seg=17:1050:950000
+			unforward 15; unforward 2; file 19`,
+	} {
+		e := parseEdit(t, text)
+		b = appendRecord(b, testSecret, 12, int64(len(b)), max(int64(len(b)), headerBytes), &e)
+	}
+	return b
+}
+
+// TestGoldenTables reads the file that has every field, as it stood after each
+// record.
+func TestGoldenTables(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(goldenDir, Name(12)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := ""
+	for end := int64(headerBytes); end < int64(len(b)); {
+		edit, _, ok := recordAt(b, end, testSecret, 12)
+		if !ok {
+			t.Fatalf("record at %d", end)
+		}
+		end += recordHeaderBytes + int64(len(edit))
+		r, err := replay(Name(12), b[:end], testSecret, 12, headerBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += fmt.Sprintf("%d bytes\n%s", end, dump(r.state))
+	}
+	if got != goldenTablesText {
+		t.Errorf("got\n%swant\n%s", got, goldenTablesText)
+	}
+}
+
+const goldenTablesText = `150 bytes
+segment 000002 log size=4194304 sealed end=4190208 last=5000 file=4198412 footer=true
+segment 000003 log size=4194304
+segment 000004 log size=4194304
+replay-from 000002:4096#1
+next-seqno 5001 next-file 13
+432 bytes
+segment 000002 log size=4194304 sealed end=4190208 last=5000 file=4198412 footer=true
+segment 000003 log size=4194304
+segment 000004 log size=4194304
+table 000013 kvstore=1 level=0 tier=0 run=13 keys "\x00\x00apple".."\x00\x00melon" seqnos 1..4990 bytes=61440 entries=2500 tombstones=20 key-bytes=30000 value-bytes=9000 000002:2400:2400000
+table 000014 kvstore=2 level=0 tier=0 run=14 keys "\x00\x00b".."\x00\x00c" seqnos 7..7 bytes=8192 entries=1 tombstones=0 key-bytes=0 value-bytes=0
+flushed 1 up to 4995
+flushed 2 up to 5000
+dead 000002 [9 11 700]
+replay-from 000003:4096#5001
+next-seqno 5001 next-file 15
+475 bytes
+segment 000002 log size=4194304 sealed end=4190208 last=5000 file=4198412 footer=true
+segment 000003 log size=4194304
+segment 000004 log size=4194304
+table 000013 kvstore=1 level=0 tier=0 run=13 keys "\x00\x00apple".."\x00\x00melon" seqnos 1..4990 bytes=61440 entries=2500 tombstones=20 key-bytes=30000 value-bytes=9000 000002:2400:2400000
+table 000014 kvstore=2 level=0 tier=0 run=14 keys "\x00\x00b".."\x00\x00c" seqnos 7..7 bytes=8192 entries=1 tombstones=0 key-bytes=0 value-bytes=0
+flushed 1 up to 4995
+flushed 2 up to 5000
+dead 000002 [9 10 11 12 13 14 15 16 17 18 20 700]
+replay-from 000003:4096#5001
+next-seqno 5001 next-file 15
+599 bytes
+segment 000003 log size=4194304
+segment 000004 log size=4194304
+segment 000015 gc size=8388608 sealed end=4096000 last=4990 file=4104192 footer=true
+table 000013 kvstore=1 level=0 tier=0 run=13 keys "\x00\x00apple".."\x00\x00melon" seqnos 1..4990 bytes=61440 entries=2500 tombstones=20 key-bytes=30000 value-bytes=9000 000002:2400:2400000
+table 000014 kvstore=2 level=0 tier=0 run=14 keys "\x00\x00b".."\x00\x00c" seqnos 7..7 bytes=8192 entries=1 tombstones=0 key-bytes=0 value-bytes=0
+flushed 1 up to 4995
+flushed 2 up to 5000
+dead 000015 [21 22 23 24 25 26 27 28 900]
+forward 000002 000015:1..4990
+replay-from 000003:4096#5001
+next-seqno 5001 next-file 16
+707 bytes
+segment 000003 log size=4194304
+segment 000004 log size=4194304
+segment 000016 gc size=8388608
+segment 000017 gc size=8388608
+table 000013 kvstore=1 level=0 tier=0 run=13 keys "\x00\x00apple".."\x00\x00melon" seqnos 1..4990 bytes=61440 entries=2500 tombstones=20 key-bytes=30000 value-bytes=9000 000002:2400:2400000
+table 000014 kvstore=2 level=0 tier=0 run=14 keys "\x00\x00b".."\x00\x00c" seqnos 7..7 bytes=8192 entries=1 tombstones=0 key-bytes=0 value-bytes=0
+flushed 1 up to 4995
+flushed 2 up to 5000
+forward 000002 000016:1..3000 000017:2000..4990
+forward 000015 000016:1..3000 000017:2000..5000
+replay-from 000003:4096#5001
+next-seqno 5001 next-file 18
+881 bytes
+segment 000003 log size=4194304
+segment 000004 log size=4194304
+segment 000016 gc size=8388608
+segment 000017 gc size=8388608
+table 000018 kvstore=1 level=1 tier=0 run=0 keys "\x00\x00apple".."\x00\x00melon" seqnos 1..4990 bytes=57344 entries=2100 tombstones=0 key-bytes=25000 value-bytes=8000 000016:1000:900000 000017:1050:950000
+table 000014 kvstore=2 level=0 tier=0 run=14 keys "\x00\x00b".."\x00\x00c" seqnos 7..7 bytes=8192 entries=1 tombstones=0 key-bytes=0 value-bytes=0
+flushed 1 up to 4995
+flushed 2 up to 5000
+replay-from 000003:4096#5001
+next-seqno 5001 next-file 19
+`
 
 // TestGoldenV1 reads the files of version 1 and writes them again, byte for
 // byte.

@@ -15,22 +15,26 @@ import (
 // memory by a length in the file; what opens must be a state that can be
 // written and read again.
 func FuzzManifest(f *testing.F) {
-	golden, err := os.ReadFile(filepath.Join(goldenDir, Name(7)))
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(byte(0), golden)
-	f.Add(byte(0), golden[:len(golden)-9])
 	f.Add(byte(0), []byte{})
-	for off := int64(headerBytes); off < int64(len(golden)); {
-		edit, _, ok := recordAt(golden, off, testSecret, 7)
-		if !ok {
-			f.Fatalf("golden record at %d", off)
+	for _, number := range []uint64{7, 12} {
+		golden, err := os.ReadFile(filepath.Join(goldenDir, Name(number)))
+		if err != nil {
+			f.Fatal(err)
 		}
-		f.Add(byte(1), edit)
-		f.Add(byte(2), golden[off:off+recordHeaderBytes+int64(len(edit))])
-		off += recordHeaderBytes + int64(len(edit))
+		f.Add(byte(0), golden)
+		f.Add(byte(0), golden[:len(golden)-9])
+		for off := int64(headerBytes); off < int64(len(golden)); {
+			edit, _, ok := recordAt(golden, off, testSecret, number)
+			if !ok {
+				f.Fatalf("golden record at %d", off)
+			}
+			f.Add(byte(1), edit)
+			f.Add(byte(2), golden[off:off+recordHeaderBytes+int64(len(edit))])
+			off += recordHeaderBytes + int64(len(edit))
+		}
 	}
+	tables := parseEdit(f, "add 2 log 65536; flushed 1 9; table 3 kv=1 run=1 keys=a..c seqnos=1..9 seg=2; dead 2 1,5,6; forward 1 2:1..9; next 9")
+	f.Add(byte(1), append([]byte{0}, tables.Append(nil)...))
 	f.Add(byte(1), []byte("\x01\x0d\x02\x00\x00\x00\x01\x00\x10\x00\x00\x00\x00\x00\x00\x04\x04\x02\x00\x00\x00"))
 	f.Add(byte(1), []byte("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))
 
@@ -49,7 +53,7 @@ func FuzzManifest(f *testing.F) {
 				file = appendRaw(file, part)
 			}
 		case 2:
-			start := parseEdit(t, "add 2 log 65536; add 3 gc 65536; next 9; replay 2 4096 1")
+			start := parseEdit(t, "add 2 log 65536; add 3 gc 65536; next 9; replay 2 4096 1; flushed 1 8; table 4 kv=1 run=1 keys=a..c seqnos=1..7 seg=2; dead 2 3,4")
 			file = appendHeader(nil, testSecret, 7)
 			file = appendRecord(file, testSecret, 7, headerBytes, headerBytes, &start)
 			synced = int64(len(file))

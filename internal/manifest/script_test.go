@@ -30,6 +30,14 @@ var testSecret = [16]byte{0xf1, 0x0c, 0x5e, 0xc7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10,
 //	clear 7
 //	pending 1700000000000000000
 //	file 9
+//	table 7 kv=3 level=0 tier=1 run=7 keys=a..m seqnos=5..9 bytes=8192 entries=4 gone=1 keybytes=20 values=30 seg=2:3:300
+//	untable 7
+//	flushed 3 9
+//	dead 2 5,6,9
+//	forward 2 3:5..9 4:6..8
+//	unforward 2
+//
+// Of table everything behind the keys may be left out.
 func parseEdit(t testing.TB, text string) Edit {
 	t.Helper()
 	var e Edit
@@ -70,11 +78,79 @@ func parseEdit(t testing.TB, text string) Edit {
 			e.SetPendingClear, e.PendingClear = true, int64(number(f[1]))
 		case "file":
 			e.NextFile = number(f[1])
+		case "table":
+			e.AddTables = append(e.AddTables, parseTable(t, f[1:]))
+		case "untable":
+			e.DropTables = append(e.DropTables, number(f[1]))
+		case "flushed":
+			e.Flushed = append(e.Flushed, Flushed{KVStore: uint16(number(f[1])), Seqno: entry.Seqno(number(f[2]))})
+		case "dead":
+			var seqnos []entry.Seqno
+			for _, s := range strings.Split(f[2], ",") {
+				seqnos = append(seqnos, entry.Seqno(number(s)))
+			}
+			e.AddDead = append(e.AddDead, NewDeadSet(id(), seqnos))
+		case "forward":
+			to := Forward{From: id()}
+			for _, s := range f[2:] {
+				segment, seqnos, _ := strings.Cut(s, ":")
+				first, last, _ := strings.Cut(seqnos, "..")
+				to.To = append(to.To, ForwardRange{Segment: entry.SegmentID(number(segment)), First: entry.Seqno(number(first)), Last: entry.Seqno(number(last))})
+			}
+			e.AddForwards = append(e.AddForwards, to)
+		case "unforward":
+			e.DropForwards = append(e.DropForwards, id())
 		default:
 			t.Fatalf("edit line %q", line)
 		}
 	}
 	return e
+}
+
+// parseTable reads the words behind "table".
+func parseTable(t testing.TB, words []string) *Table {
+	number := func(s string) uint64 {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatalf("table %q: %v", words, err)
+		}
+		return n
+	}
+	table := &Table{Number: number(words[0]), LowestSeqno: 1, HighestSeqno: 1, FileBytes: 4096, Entries: 1}
+	for _, w := range words[1:] {
+		name, value, _ := strings.Cut(w, "=")
+		low, high, _ := strings.Cut(value, "..")
+		switch name {
+		case "kv":
+			table.KVStore = uint16(number(value))
+		case "level":
+			table.Level = uint8(number(value))
+		case "tier":
+			table.Tier = uint8(number(value))
+		case "run":
+			table.Run = number(value)
+		case "keys":
+			table.Smallest, table.Largest = entry.AppendKey(nil, 0, []byte(low)), entry.AppendKey(nil, 0, []byte(high))
+		case "seqnos":
+			table.LowestSeqno, table.HighestSeqno = entry.Seqno(number(low)), entry.Seqno(number(high))
+		case "bytes":
+			table.FileBytes = int64(number(value))
+		case "entries":
+			table.Entries = number(value)
+		case "gone":
+			table.Tombstones = number(value)
+		case "keybytes":
+			table.KeyBytes = number(value)
+		case "values":
+			table.ValueBytes = number(value)
+		case "seg":
+			p := strings.Split(value+":1:100", ":")
+			table.Segments = append(table.Segments, SegmentUse{Segment: entry.SegmentID(number(p[0])), Documents: uint32(number(p[1])), Bytes: number(p[2])})
+		default:
+			t.Fatalf("table %q", words)
+		}
+	}
+	return table
 }
 
 // dump shows a state as text.
@@ -87,6 +163,27 @@ func dump(st State) string {
 			fmt.Fprintf(&b, " sealed end=%d last=%d file=%d footer=%v", s.End, s.Last, s.FileBytes, s.Footer)
 		case s.Ended:
 			fmt.Fprintf(&b, " torn end=%d last=%d next=%d", s.End, s.Last, s.Next)
+		}
+		b.WriteByte('\n')
+	}
+	for _, t := range st.Tables {
+		fmt.Fprintf(&b, "table %06d kvstore=%d level=%d tier=%d run=%d keys %q..%q seqnos %d..%d bytes=%d entries=%d tombstones=%d key-bytes=%d value-bytes=%d",
+			t.Number, t.KVStore, t.Level, t.Tier, t.Run, t.Smallest, t.Largest, t.LowestSeqno, t.HighestSeqno, t.FileBytes, t.Entries, t.Tombstones, t.KeyBytes, t.ValueBytes)
+		for _, s := range t.Segments {
+			fmt.Fprintf(&b, " %06d:%d:%d", s.Segment, s.Documents, s.Bytes)
+		}
+		b.WriteByte('\n')
+	}
+	for _, f := range st.Flushed {
+		fmt.Fprintf(&b, "flushed %d up to %d\n", f.KVStore, f.Seqno)
+	}
+	for _, d := range st.Dead {
+		fmt.Fprintf(&b, "dead %06d %d\n", d.Segment(), d.AppendSeqnos(nil))
+	}
+	for _, f := range st.Forwards {
+		fmt.Fprintf(&b, "forward %06d", f.From)
+		for _, r := range f.To {
+			fmt.Fprintf(&b, " %06d:%d..%d", r.Segment, r.First, r.Last)
 		}
 		b.WriteByte('\n')
 	}

@@ -30,7 +30,11 @@ type Segment struct {
 // State is what the edits of a manifest add up to. It is immutable: its slices
 // are shared between states and must not be written.
 type State struct {
-	Segments       []Segment // by ascending id
+	Segments       []Segment  // by ascending id
+	Tables         []*Table   // by kvstore, level, smallest key, number
+	Flushed        []Flushed  // by kvstore; those that never flushed are left out
+	Dead           []*DeadSet // by segment
+	Forwards       []Forward  // by the id they resolve
 	ReplayFrom     entry.Position
 	NextSeqno      entry.Seqno // at least 1
 	ClearSeqno     entry.Seqno // 0: nothing was cleared
@@ -65,7 +69,8 @@ func (st *State) find(id entry.SegmentID) (int, bool) {
 	})
 }
 
-// Apply returns the state after e; st is unchanged. An edit that contradicts
+// Apply returns the state after e; st is unchanged and shares with it what e
+// does not touch. An edit that contradicts
 // st gives an error that names the contradiction and matches ErrInvalidEdit.
 func (st State) Apply(e *Edit) (State, error) {
 	next := st
@@ -73,13 +78,36 @@ func (st State) Apply(e *Edit) (State, error) {
 	if err := next.apply(e); err != nil {
 		return State{}, fmt.Errorf("%w: %w", ErrInvalidEdit, err)
 	}
-	if err := Validate(next); err != nil {
+	if err := next.checkChanged(e); err != nil {
 		return State{}, fmt.Errorf("%w: %w", ErrInvalidEdit, err)
 	}
 	return next, nil
 }
 
-// apply changes st, whose Segments it owns.
+// checkChanged is Validate without what e cannot have broken in a valid state:
+// with many tables each addressing many segments that is most of it.
+func (st *State) checkChanged(e *Edit) error {
+	if err := st.checkSegments(); err != nil {
+		return err
+	}
+	if err := st.checkDead(); err != nil {
+		return err
+	}
+	if err := st.checkForwards(); err != nil {
+		return err
+	}
+	if len(e.AddTables)+len(e.Flushed) > 0 {
+		if err := st.checkTables(); err != nil {
+			return err
+		}
+	}
+	if len(e.DropSegments)+len(e.DropForwards) > 0 {
+		return st.checkAddressed(st.Tables)
+	}
+	return st.checkAddressed(e.AddTables)
+}
+
+// apply changes st, whose Segments it owns; other slices it copies first.
 func (st *State) apply(e *Edit) error {
 	for _, a := range e.AddSegments {
 		i, taken := st.find(a.ID)
@@ -122,12 +150,22 @@ func (st *State) apply(e *Edit) error {
 		seg.Ended, seg.End, seg.Last, seg.Next = true, s.End, s.Last, s.Next
 		st.NextSeqno = max(st.NextSeqno, s.Next)
 	}
+	if err := st.applyDead(e); err != nil {
+		return err
+	}
 	for _, id := range e.DropSegments {
 		i, ok := st.find(id)
 		if !ok {
 			return fmt.Errorf("segment %06d dropped, but it is not registered", id)
 		}
 		st.Segments = slices.Delete(st.Segments, i, i+1)
+	}
+	st.forgetDead()
+	if err := st.applyForwards(e); err != nil {
+		return err
+	}
+	if err := st.applyTables(e); err != nil {
+		return err
 	}
 	if p := e.ReplayFrom; p != (entry.Position{}) {
 		old := st.ReplayFrom
@@ -181,6 +219,10 @@ func (st *State) edit() Edit {
 		SetPendingClear: st.PendingClear != 0,
 		PendingClear:    st.PendingClear,
 		NextFile:        st.NextFileNumber,
+		AddTables:       st.Tables,
+		Flushed:         st.Flushed,
+		AddDead:         st.Dead,
+		AddForwards:     st.Forwards,
 	}
 	for _, s := range st.Segments {
 		e.AddSegments = append(e.AddSegments, AddSegment{ID: s.ID, Kind: s.Kind, Size: s.Size})
@@ -197,9 +239,19 @@ func (st *State) edit() Edit {
 // segmentBytesMax bounds a segment file: offsets in it are u32.
 const segmentBytesMax = 1<<32 - 1
 
-// Validate checks that st is consistent in itself. The error names the first
-// contradiction.
+// Validate checks that st is consistent in itself (M8). The error names the
+// first contradiction.
 func Validate(st State) error {
+	for _, check := range []func() error{st.checkSegments, st.checkDead, st.checkForwards, st.checkTables} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return st.checkAddressed(st.Tables)
+}
+
+// checkSegments checks the segments and the single values.
+func (st *State) checkSegments() error {
 	lastLog := entry.Seqno(0)
 	for i, s := range st.Segments {
 		switch {
