@@ -27,7 +27,8 @@ type FlushOptions struct {
 	// Policy decides which versions go.
 	Policy Policy
 	// TableBytes is the largest size of a table. Only the versions of its last
-	// key, which stay together, make a larger one. Default 64 MiB.
+	// key, which stay together, make a larger one, and keys of many KiB.
+	// Default 64 MiB.
 	TableBytes int64
 	// Versions is how many versions the source must have, 0 when unknown: a
 	// source that ends early is an error.

@@ -218,6 +218,56 @@ func TestS06_NewTableVerified(t *testing.T) {
 	}
 }
 
+// TestS06_AnotherTable: a sound table of the same number that is not the one
+// that was written, and counts that do not add up.
+func TestS06_AnotherTable(t *testing.T) {
+	other := memfs.New()
+	mkdir(t, other)
+	few := fill(t, manyOps(499))
+	defer few.Free()
+	made, err := Flush(t.Context(), few.NewIter(nil, nil), options(other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := other.Open(made.Tables[0].Name, vfs.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := make([]byte, made.Bytes)
+	if _, err := f.ReadAt(image, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	m := fill(t, manyOps(500))
+	defer m.Free()
+	fs := memfs.New()
+	mkdir(t, fs)
+	fs.SetHook(func(op vfs.Op) error {
+		if op.Kind != vfs.OpOpen {
+			return nil
+		}
+		fs.SetHook(nil)
+		f, err := fs.Open(op.Name, vfs.OpenOptions{Write: true})
+		if err != nil {
+			return err
+		}
+		_, werr := f.WriteAt(image, 0)
+		return errors.Join(werr, f.Truncate(int64(len(image))), f.Close())
+	})
+	r, err := Flush(t.Context(), m.NewIter(nil, nil), options(fs))
+	if !errors.Is(err, ErrCounts) || len(r.Tables) != 0 || len(list(t, fs)) != 0 {
+		t.Errorf("another table: %v, files %v", err, list(t, fs))
+	}
+
+	lost := flusher{o: options(fs), result: Result{In: 3, Out: 1, Dropped: 1}}
+	if err := lost.finish(t.Context()); !errors.Is(err, ErrCounts) {
+		t.Errorf("a version lost: %v", err)
+	}
+}
+
 // TestS06_AnyByteVerified changes a byte here and there in the whole file: it
 // is noticed, or it was padding and all versions are there.
 func TestS06_AnyByteVerified(t *testing.T) {
