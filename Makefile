@@ -12,7 +12,7 @@ DATA        ?= data
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # Packages in which goroutines meet; `make check` runs their tests with -race.
-CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./lsm/... ./mcbp/...
+CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
 .PHONY: run test check build bench bench-go bench-restart kill fuzz mutants soak clean
 
