@@ -48,6 +48,14 @@ var scenarios = []struct {
 		crossed: map[string]vfs.OpKind{"MANIFEST-000003": vfs.OpSync, "MANIFEST-000002": vfs.OpRemove},
 	},
 	{
+		name: "tables come and go",
+		steps: []step{{"create", ""}, {"apply", "add 2 log 65536; replay 2 4096 1"},
+			{"apply", "seal 2 end=8192 last=9 file=9000; add 3 log 65536; table 4 kv=1 run=4 keys=a..c seqnos=1..9 seg=2; flushed 1 9; replay 3 4096 10; next 10; dead 2 3"},
+			{"apply", "add 5 gc 65536; seal 5 end=8192 last=9 file=8192; drop 2; forward 2 5:1..9; dead 5 4"}, {"grow", ""},
+			{"apply", "untable 4; table 6 kv=1 level=1 keys=a..c seqnos=1..9 seg=5; unforward 2; dead 5 6,7"}, {"close", ""}, {"open", ""}, {"apply", "dead 5 8; flushed 1 12"}},
+		crossed: map[string]vfs.OpKind{"MANIFEST-000001": vfs.OpRemove, "CURRENT.tmp": vfs.OpRename},
+	},
+	{
 		name:    "starts without a change",
 		steps:   []step{{"create", "next 5"}, {"open", ""}, {"close", ""}, {"open", ""}, {"apply", "next 6"}, {"open", ""}},
 		crossed: map[string]vfs.OpKind{"MANIFEST-000001": vfs.OpReadAt},

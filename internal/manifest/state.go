@@ -96,15 +96,21 @@ func (st *State) checkChanged(e *Edit) error {
 	if err := st.checkForwards(); err != nil {
 		return err
 	}
-	if len(e.AddTables)+len(e.Flushed) > 0 {
+	if err := st.checkFlushed(); err != nil {
+		return err
+	}
+	if err := st.checkEach(e.AddTables); err != nil {
+		return err
+	}
+	if len(e.AddTables) > 0 {
 		if err := st.checkTables(); err != nil {
 			return err
 		}
 	}
-	if len(e.DropSegments)+len(e.DropForwards) > 0 {
-		return st.checkAddressed(st.Tables)
+	if err := st.checkLost(e.DropSegments); err != nil {
+		return err
 	}
-	return st.checkAddressed(e.AddTables)
+	return st.checkLost(e.DropForwards)
 }
 
 // apply changes st, whose Segments it owns; other slices it copies first.
@@ -242,12 +248,12 @@ const segmentBytesMax = 1<<32 - 1
 // Validate checks that st is consistent in itself (M8). The error names the
 // first contradiction.
 func Validate(st State) error {
-	for _, check := range []func() error{st.checkSegments, st.checkDead, st.checkForwards, st.checkTables} {
+	for _, check := range []func() error{st.checkSegments, st.checkDead, st.checkForwards, st.checkFlushed, st.checkTables} {
 		if err := check(); err != nil {
 			return err
 		}
 	}
-	return st.checkAddressed(st.Tables)
+	return st.checkEach(st.Tables)
 }
 
 // checkSegments checks the segments and the single values.

@@ -225,17 +225,18 @@ func (st *State) applyTables(e *Edit) error {
 	return nil
 }
 
-// checkTables checks tables and flushed positions against each other.
-func (st *State) checkTables() error {
+func (st *State) checkFlushed() error {
 	for i, f := range st.Flushed {
 		if f.Seqno == 0 || f.Seqno > entry.MaxSeqno || i > 0 && st.Flushed[i-1].KVStore >= f.KVStore {
 			return fmt.Errorf("kvstore %d: flushed position %d out of range or order", f.KVStore, f.Seqno)
 		}
 	}
+	return nil
+}
+
+// checkTables checks tables against flushed positions and each other.
+func (st *State) checkTables() error {
 	for i, t := range st.Tables {
-		if err := t.check(); err != nil {
-			return err
-		}
 		switch {
 		case i > 0 && compareTables(st.Tables[i-1], t) >= 0:
 			return fmt.Errorf("table %06d out of order", t.Number)
@@ -275,20 +276,48 @@ func (st *State) checkOverlap() error {
 	return nil
 }
 
-// checkAddressed checks that every segment these tables address is registered
-// or forwarded (R8).
-func (st *State) checkAddressed(tables []*Table) error {
+// checkEach checks each of these tables in itself, and that every segment they
+// address is registered or forwarded (R8).
+func (st *State) checkEach(tables []*Table) error {
 	for _, t := range tables {
+		if err := t.check(); err != nil {
+			return err
+		}
 		for _, s := range t.Segments {
-			if _, ok := st.find(s.Segment); ok {
-				continue
-			}
-			if _, ok := st.findForward(s.Segment); !ok {
-				return fmt.Errorf("table %06d addresses segment %06d, which is neither registered nor forwarded", t.Number, s.Segment)
+			if !st.resolves(s.Segment) {
+				return lostError(t, s.Segment)
 			}
 		}
 	}
 	return nil
+}
+
+// checkLost checks that no table addresses one of these segments, unless it is
+// registered or forwarded.
+func (st *State) checkLost(ids []entry.SegmentID) error {
+	for _, id := range ids {
+		if st.resolves(id) {
+			continue
+		}
+		for _, t := range st.Tables {
+			if _, ok := slices.BinarySearchFunc(t.Segments, id, func(s SegmentUse, id entry.SegmentID) int { return cmp.Compare(s.Segment, id) }); ok {
+				return lostError(t, id)
+			}
+		}
+	}
+	return nil
+}
+
+func (st *State) resolves(id entry.SegmentID) bool {
+	if _, ok := st.find(id); ok {
+		return true
+	}
+	_, ok := st.findForward(id)
+	return ok
+}
+
+func lostError(t *Table, id entry.SegmentID) error {
+	return fmt.Errorf("table %06d addresses segment %06d, which is neither registered nor forwarded", t.Number, id)
 }
 
 // CheckTables asks size for the length of every table's file (M8): it must be
