@@ -46,7 +46,6 @@ type opKind uint8
 const (
 	opSet opKind = iota
 	opDelete
-	opClear
 )
 
 // touched is one kvstore that a batch writes to.

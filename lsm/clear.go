@@ -145,7 +145,8 @@ func (db *DB) placeClear() (seqno Seqno, from entry.Position, err error) {
 	var fresh [kvstoresMax]*table
 	for i := range db.kvstores {
 		if fresh[i], err = db.newTable(); err != nil {
-			return 0, from, errors.Join(err, freeTables(fresh[:i]))
+			freeTables(fresh[:i])
+			return 0, from, err
 		}
 	}
 	c := &db.commit
@@ -184,24 +185,17 @@ func (db *DB) placeClear() (seqno Seqno, from entry.Position, err error) {
 			return seqno, from, nil
 		}
 		c.mu.Unlock()
-		switch {
-		case errors.Is(err, wal.ErrNoRoom):
-			if err = db.log.MakeRoom(size); err == nil {
-				continue
-			}
-		case errors.Is(err, errPublishFull):
-			db.publish.waitSlot()
-			continue
+		if err := db.makeWay(err, size); err != nil {
+			freeTables(fresh[:db.kvstores])
+			return 0, from, err
 		}
-		return 0, from, errors.Join(err, freeTables(fresh[:db.kvstores]))
 	}
 }
 
-func freeTables(tables []*table) error {
+func freeTables(tables []*table) {
 	for _, t := range tables {
 		t.Free()
 	}
-	return nil
 }
 
 // retireCleared drops the memtables that a clear ended and that no reader can

@@ -183,21 +183,28 @@ func (db *DB) number(b *Batch, size wal.BatchSize, cond *condition) (wal.Place, 
 			return place, ticket, nil
 		}
 		c.mu.Unlock()
-		switch {
-		case errors.Is(err, wal.ErrNoRoom):
-			if err = db.log.MakeRoom(size); err == nil {
-				continue
-			}
-		case errors.Is(err, errTableFull):
-			if err = db.rotateFull(b); err == nil {
-				continue
-			}
-		case errors.Is(err, errPublishFull):
-			db.publish.waitSlot()
-			continue
+		if errors.Is(err, errTableFull) {
+			err = db.rotateFull(b)
+		} else {
+			err = db.makeWay(err, size)
 		}
-		return wal.Place{}, 0, db.writeError(err)
+		if err != nil {
+			return wal.Place{}, 0, db.writeError(err)
+		}
 	}
+}
+
+// makeWay waits for what kept a batch from being numbered; nil means to try
+// again. Other errors come back as they are.
+func (db *DB) makeWay(err error, size wal.BatchSize) error {
+	switch {
+	case errors.Is(err, wal.ErrNoRoom):
+		return db.log.MakeRoom(size)
+	case errors.Is(err, errPublishFull):
+		db.publish.waitSlot()
+		return nil
+	}
+	return err
 }
 
 var (

@@ -40,7 +40,6 @@ type DB struct {
 	drained  chan struct{}
 	once     sync.Once
 	closeErr error
-	workers  sync.WaitGroup
 
 	counts   counters
 	recovery Recovery
@@ -163,7 +162,6 @@ func (db *DB) close() error {
 	for db.inflight.Load() != 0 {
 		<-db.drained
 	}
-	db.workers.Wait()
 	// The view goes first: what it held last is freed while the log still can.
 	if v := db.current.Swap(nil); v != nil {
 		v.release()

@@ -97,9 +97,6 @@ func (l *Log) leadLocked() {
 		wakeAll(d.waiters)
 		d.waiters = nil
 	}
-	if woken != nil && l.o.Durable != nil {
-		l.o.Durable(l.DurableSeqno())
-	}
 	l.o.Mu.Lock()
 	for woken != nil {
 		d := woken

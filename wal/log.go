@@ -64,8 +64,6 @@ type LogOptions struct {
 	Register func(id entry.SegmentID, kind SegmentKind, bytes int64) error
 	// Sealed records a segment that will not change any more.
 	Sealed func(s SealedSegment) error
-	// Durable, if set, is called without locks after the durable seqno moved.
-	Durable func(entry.Seqno)
 	// Idle, if set, is called without locks when the log has fallen idle and
 	// written its promise. An error that wraps ErrFailed ends the log.
 	Idle func() error

@@ -216,9 +216,6 @@ func (w *writer) freeBuffers() {
 // DurableSeqno returns D: everything up to it survives a power cut.
 func (l *Log) DurableSeqno() entry.Seqno { return entry.Seqno(l.durable.Load()) }
 
-// FailedLocked returns the error that ended the log, or nil. o.Mu is held.
-func (l *Log) FailedLocked() error { return l.failed }
-
 func (l *Log) needsOwn(s BatchSize) bool {
 	return s.Largest > ownBytes || GroupHeaderBytes+s.Bytes > l.o.GroupBytesMax || s.Docs > l.o.DocsMax
 }
@@ -412,21 +409,6 @@ func (l *Log) emptyGroupLocked(flags uint16) *group {
 // could be made, ErrFailed when the log has failed.
 func (l *Log) MakeRoom(s BatchSize) error {
 	own := l.needsOwn(s)
-	if own {
-		l.o.Mu.Lock()
-		have := l.haveBuffer(s, true)
-		l.o.Mu.Unlock()
-		if !have {
-			b, err := alignedBuffer(alignUp(GroupHeaderBytes+s.Bytes, l.o.Align), "buffer of a large batch")
-			if err != nil {
-				return err
-			}
-			gb := &groupBuffer{b, make([]docRef, s.Docs)}
-			l.o.Mu.Lock()
-			l.own = append(l.own, gb)
-			l.o.Mu.Unlock()
-		}
-	}
 	need := GroupHeaderBytes + s.Bytes
 	l.o.Mu.Lock()
 	defer l.o.Mu.Unlock()
@@ -466,11 +448,37 @@ func (l *Log) MakeRoom(s BatchSize) error {
 				continue
 			}
 		}
-		if l.haveBuffer(s, own) {
+		switch {
+		case l.haveBuffer(s, own):
 			return nil
+		case own:
+			// Nobody else makes it: one made before may have gone to another batch.
+			if err := l.makeOwnLocked(s); err != nil {
+				return err
+			}
+		default:
+			l.leadOrWaitLocked()
 		}
-		l.leadOrWaitLocked()
 	}
+}
+
+// makeOwnLocked adds a buffer for a batch that needs its own. o.Mu is held on
+// entry and on return, not in between. Buffers that no batch came for, because
+// it was refused, are kept for the next ones, as many as may be in use.
+func (l *Log) makeOwnLocked(s BatchSize) error {
+	l.o.Mu.Unlock()
+	b, err := alignedBuffer(alignUp(GroupHeaderBytes+s.Bytes, l.o.Align), "buffer of a large batch")
+	l.o.Mu.Lock()
+	if err != nil {
+		return err
+	}
+	if len(l.own) >= buffersFor(l.o.Inflight) {
+		l.prep.trash = append(l.prep.trash, l.own[0].bytes)
+		l.own = append(l.own[:0], l.own[1:]...)
+		l.prep.wake()
+	}
+	l.own = append(l.own, &groupBuffer{b, make([]docRef, s.Docs)})
+	return nil
 }
 
 // leadOrWaitLocked writes a group if one needs a leader, or waits until one is
