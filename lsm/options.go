@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fluxkv/internal/vfs"
+	"fluxkv/sstable"
 )
 
 // Sizes in bytes.
@@ -59,6 +60,30 @@ type Options struct {
 	// BufferedIO goes through the page cache. Default false: direct I/O, and
 	// Open fails where the file system rejects it.
 	BufferedIO bool
+	// Flushers is how many memtables are written to tables at once, 1..16.
+	// Default 1.
+	Flushers int
+	// TableBytes is the size at which a table of the key index is cut.
+	// Default 32 MiB, from 1 MiB to 2 GiB.
+	TableBytes int64
+	// TableWriteBuffer is the size of one write of a table. Default 1 MiB,
+	// from 4 KiB to 64 MiB.
+	TableWriteBuffer int
+	// BlockBytes is the stored size of a data block of a table, the unit of
+	// reading. Default 4 KiB, from 512 bytes to 1 MiB.
+	BlockBytes int
+	// BloomBits sizes the filters of tables, in bits a key in the last level
+	// and 6 more above it. Default 10, at most 58; -1 makes no filters.
+	BloomBits int
+	// CompressIndex compresses the data blocks of tables by snappy. It saves
+	// space where keys or inline values compress, and costs CPU.
+	CompressIndex bool
+	// OpenTables bounds the table files that are open at once, at least 16.
+	// Default 4096.
+	OpenTables int
+	// IdleFlush is how long a store that nobody writes to waits before it
+	// flushes its memtables and gives back what only they kept. Default 30 s.
+	IdleFlush time.Duration
 	// MaxItemBytes bounds key + value. Default 20 MiB, at most 64 MiB.
 	MaxItemBytes int
 	// Logf receives one line an event worth an operator's eye. Default: none.
@@ -71,6 +96,8 @@ type Options struct {
 	segmentBytesMin int64
 	// groupBytesMax is lowered by tests; default 4 MiB.
 	groupBytesMax int
+	// tableBytesMin is lowered by tests so that a flush makes several tables.
+	tableBytesMin int64
 	// replayBufferBytes is lowered by tests; 0 is the scanner's default.
 	replayBufferBytes int
 }
@@ -103,6 +130,27 @@ func (o Options) withDefaults() Options {
 	if o.LogInflight == 0 {
 		o.LogInflight = 1
 	}
+	if o.Flushers == 0 {
+		o.Flushers = 1
+	}
+	if o.TableBytes == 0 {
+		o.TableBytes = 32 * mib
+	}
+	if o.TableWriteBuffer == 0 {
+		o.TableWriteBuffer = mib
+	}
+	if o.BlockBytes == 0 {
+		o.BlockBytes = 4 * kib
+	}
+	if o.BloomBits == 0 {
+		o.BloomBits = 10
+	}
+	if o.OpenTables == 0 {
+		o.OpenTables = 4096
+	}
+	if o.IdleFlush == 0 {
+		o.IdleFlush = 30 * time.Second
+	}
 	if o.MaxItemBytes == 0 {
 		o.MaxItemBytes = 20 * mib
 	}
@@ -114,6 +162,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.segmentBytesMin == 0 {
 		o.segmentBytesMin = 4 * mib
+	}
+	if o.tableBytesMin == 0 {
+		o.tableBytesMin = mib
 	}
 	if o.groupBytesMax == 0 {
 		o.groupBytesMax = 4 * mib
@@ -156,6 +207,27 @@ func (o Options) Validate() error {
 	if o.LogInflight < 1 || o.LogInflight > 8 {
 		bad("LogInflight %d: want 1 to 8", o.LogInflight)
 	}
+	if o.Flushers < 1 || o.Flushers > kvstoresMax {
+		bad("Flushers %d: want 1 to %d", o.Flushers, kvstoresMax)
+	}
+	if o.TableBytes < o.tableBytesMin || o.TableBytes > 2*gib {
+		bad("TableBytes %d: want 1 MiB to 2 GiB", o.TableBytes)
+	}
+	if o.TableWriteBuffer < 4*kib || o.TableWriteBuffer > 64*mib {
+		bad("TableWriteBuffer %d: want 4 KiB to 64 MiB", o.TableWriteBuffer)
+	}
+	if o.BlockBytes < sstable.BlockBytesMin || o.BlockBytes > sstable.BlockBytesMax {
+		bad("BlockBytes %d: want %d to %d", o.BlockBytes, sstable.BlockBytesMin, sstable.BlockBytesMax)
+	}
+	if o.BloomBits < -1 || o.BloomBits > sstable.BloomBitsMax-upperBloomBits {
+		bad("BloomBits %d: want -1 to %d", o.BloomBits, sstable.BloomBitsMax-upperBloomBits)
+	}
+	if o.OpenTables < 16 {
+		bad("OpenTables %d: want at least 16", o.OpenTables)
+	}
+	if o.IdleFlush < 0 {
+		bad("IdleFlush %v: want more than 0", o.IdleFlush)
+	}
 	if o.MaxItemBytes < 1 || o.MaxItemBytes > 64*mib {
 		bad("MaxItemBytes %d: want at most 64 MiB", o.MaxItemBytes)
 	}
@@ -168,6 +240,10 @@ func (o Options) BatchBytesMax() int {
 	o = o.withDefaults()
 	return int(max(o.WriteCache/4, int64(o.MaxItemBytes)+recordOverheadMax))
 }
+
+// upperBloomBits is how many bits a key filters above the last level have
+// beyond BloomBits: every read passes them, and few reads are answered there.
+const upperBloomBits = 6
 
 // recordOverheadMax bounds what a log record adds to key and value: presence
 // and sub-kind, lengths, flags, expiry, datatype, CAS, checksum.
