@@ -38,6 +38,13 @@ type config struct {
 	logInflight int
 	directIO    bool
 
+	flushers         int
+	tableSize        size
+	tableWriteBuffer size
+	keyBlockSize     size
+	bloomBits        int
+	indexCompression choice
+
 	maxItemSize size
 	maxConns    int
 
@@ -75,6 +82,11 @@ func flagSet(c *config) *pflag.FlagSet {
 		logAlign:    4096,
 		maxItemSize: 20 << 20,
 		overload:    choice{word: "stall", words: []string{"stall", "reject"}},
+
+		tableSize:        32 << 20,
+		tableWriteBuffer: 1 << 20,
+		keyBlockSize:     4 << 10,
+		indexCompression: choice{word: "none", words: []string{"none", "snappy"}},
 	}
 	f := pflag.NewFlagSet("fluxkv", pflag.ContinueOnError)
 	f.SortFlags = false
@@ -115,6 +127,18 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("log-align", "size")
 	f.IntVar(&c.logInflight, "log-inflight", 1, "log writes in flight at once, 1 to 8; more than 1 buys little on most devices")
 	unit("log-inflight", "count")
+	f.IntVar(&c.flushers, "flushers", 1, "memtables written to tables at once, 1 to 16; more empty the write cache sooner while there are processors to spare, at the cost of readers and writers that want them too")
+	unit("flushers", "count")
+	f.Var(&c.tableSize, "sstable-size", "size at which a table of the key index is cut, 1MiB to 2GiB; larger tables are fewer files, smaller ones give back their space in smaller steps")
+	unit("sstable-size", "size")
+	f.Var(&c.tableWriteBuffer, "sstable-write-buffer", "size of one write of a table, 4KiB to 64MiB; larger ones suit the device, and each flusher holds one in memory")
+	unit("sstable-write-buffer", "size")
+	f.Var(&c.keyBlockSize, "key-block-size", "size of a data block of a table, 512 to 1MiB, the unit of reading; larger blocks need less memory for their index and more of the device for each GET that is not cached")
+	unit("key-block-size", "size")
+	f.IntVar(&c.bloomBits, "bloom-bits", 10, "bits a key in the filters of tables of the last level, 6 more above it; 0 makes no filters, and a GET then reads a block of every table that may have the key. 10 bits let about 1 in 100 keys that a table does not have through")
+	unit("bloom-bits", "count")
+	f.Var(&c.indexCompression, "index-compression", "compression of a table's data blocks: none or snappy, which saves space where keys or inline values repeat themselves and costs processor time when they are written and read")
+	unit("index-compression", "none or snappy")
 	f.BoolVar(&c.directIO, "direct-io", true, "bypass the page cache; where the file system cannot, the log says so and the page cache is used")
 	unit("direct-io", "true or false")
 	f.Var(&c.maxItemSize, "max-item-size", "largest key + value, up to 64MiB; a larger one is answered \"too large\"")
@@ -164,6 +188,13 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 		LogInflight:  c.logInflight,
 		BufferedIO:   !c.directIO,
 		MaxItemBytes: int(c.maxItemSize),
+
+		Flushers:         c.flushers,
+		TableBytes:       int64(c.tableSize),
+		TableWriteBuffer: int(c.tableWriteBuffer),
+		BlockBytes:       int(c.keyBlockSize),
+		BloomBits:        c.bloomBits,
+		CompressIndex:    c.indexCompression.word == "snappy",
 	}
 	if given("vbuckets") {
 		lo.VBuckets = c.vbuckets
@@ -171,8 +202,12 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 	if given("kvstores") {
 		lo.KVStores = c.kvstores
 	}
+	// In Options 0 is the default.
 	if c.inlineLimit == 0 {
-		lo.InlineLimit = -1 // in Options 0 is the default
+		lo.InlineLimit = -1
+	}
+	if c.bloomBits == 0 {
+		lo.BloomBits = -1
 	}
 	po = mcbp.Options{
 		MaxConns:      c.maxConns,
@@ -188,11 +223,15 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 	}{
 		{"vbuckets", c.vbuckets == 0}, {"kvstores", c.kvstores == 0}, {"mem-quota", c.memQuota == 0},
 		{"async-window", c.asyncWindow == 0}, {"segment-size", c.segmentSize == 0}, {"log-align", c.logAlign == 0},
-		{"log-inflight", c.logInflight == 0}, {"max-item-size", c.maxItemSize == 0}, {"max-conns", c.maxConns == 0},
+		{"log-inflight", c.logInflight == 0}, {"flushers", c.flushers == 0}, {"sstable-size", c.tableSize == 0},
+		{"sstable-write-buffer", c.tableWriteBuffer == 0}, {"key-block-size", c.keyBlockSize == 0}, {"max-item-size", c.maxItemSize == 0}, {"max-conns", c.maxConns == 0},
 	} {
 		if z.zero {
 			errs = append(errs, fmt.Errorf("--%s 0: want at least 1", z.name))
 		}
+	}
+	if c.bloomBits < 0 {
+		errs = append(errs, fmt.Errorf("--bloom-bits %d: want 0, for no filters, or more", c.bloomBits))
 	}
 	if c.host == "" {
 		errs = append(errs, errors.New("--host: want an address; 0.0.0.0 or :: is every one this machine has"))
@@ -210,17 +249,22 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 
 // optionFlags says which flag fills an option that Validate may name.
 var optionFlags = map[string]string{
-	"VBuckets":     "vbuckets",
-	"KVStores":     "kvstores",
-	"MemQuota":     "mem-quota",
-	"WriteCache":   "write-cache",
-	"AsyncWindow":  "async-window",
-	"InlineLimit":  "inline-limit",
-	"SegmentBytes": "segment-size",
-	"LogAlign":     "log-align",
-	"LogInflight":  "log-inflight",
-	"MaxItemBytes": "max-item-size",
-	"MaxConns":     "max-conns",
+	"VBuckets":         "vbuckets",
+	"KVStores":         "kvstores",
+	"MemQuota":         "mem-quota",
+	"WriteCache":       "write-cache",
+	"AsyncWindow":      "async-window",
+	"InlineLimit":      "inline-limit",
+	"SegmentBytes":     "segment-size",
+	"LogAlign":         "log-align",
+	"LogInflight":      "log-inflight",
+	"Flushers":         "flushers",
+	"TableBytes":       "sstable-size",
+	"TableWriteBuffer": "sstable-write-buffer",
+	"BlockBytes":       "key-block-size",
+	"BloomBits":        "bloom-bits",
+	"MaxItemBytes":     "max-item-size",
+	"MaxConns":         "max-conns",
 }
 
 // flagError puts the names of flags where Validate has those of options.
@@ -233,7 +277,8 @@ func flagError(err error) error {
 				words[j] = "--" + name
 			}
 		}
-		lines[i] = strings.Join(words, " ")
+		// What 0 is on the command line is -1 in Options.
+		lines[i] = strings.Replace(strings.Join(words, " "), "want -1 to", "want 0 to", 1)
 	}
 	return errors.New(strings.Join(lines, "\n"))
 }

@@ -94,6 +94,17 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--segment-size", "1MiB"}, []string{"--segment-size"}},
 		{[]string{"--log-align", "1000"}, []string{"--log-align", "power of two"}},
 		{[]string{"--log-inflight", "9"}, []string{"--log-inflight"}},
+		{[]string{"--flushers", "0"}, []string{"--flushers", "at least 1"}},
+		{[]string{"--flushers", "17"}, []string{"--flushers"}},
+		{[]string{"--sstable-size", "0"}, []string{"--sstable-size", "at least 1"}},
+		{[]string{"--sstable-size", "3GiB"}, []string{"--sstable-size", "2 GiB"}},
+		{[]string{"--sstable-write-buffer", "0"}, []string{"--sstable-write-buffer"}},
+		{[]string{"--sstable-write-buffer", "65MiB"}, []string{"--sstable-write-buffer", "64 MiB"}},
+		{[]string{"--key-block-size", "0"}, []string{"--key-block-size"}},
+		{[]string{"--key-block-size", "2MiB"}, []string{"--key-block-size"}},
+		{[]string{"--bloom-bits", "-1"}, []string{"--bloom-bits", "no filters"}},
+		{[]string{"--bloom-bits", "59"}, []string{"--bloom-bits", "want 0 to 58"}},
+		{[]string{"--index-compression", "zstd"}, []string{"--index-compression", `"zstd"`, "none or snappy"}},
 		{[]string{"--max-item-size", "65MiB"}, []string{"--max-item-size"}},
 		{[]string{"--max-conns", "0"}, []string{"--max-conns"}},
 		{[]string{"--max-conns", "-1"}, []string{"--max-conns"}},
@@ -123,19 +134,26 @@ func TestFlagsReachOptions(t *testing.T) {
 	var c config
 	lo, po, _, ok := parse(&c, strings.Fields(`--vbuckets 64 --kvstores 4 --mem-quota 2GiB --write-cache 1GB --durable=false
 		--async-window 5ms --overload reject --inline-limit 0 --segment-size 8MiB --log-align 512 --log-inflight 2
-		--direct-io=false --max-item-size 1MiB --max-conns 10`), os.Stdout, os.Stderr)
+		--direct-io=false --max-item-size 1MiB --max-conns 10 --flushers 2 --sstable-size 16MiB --sstable-write-buffer 2MiB
+		--key-block-size 8KiB --bloom-bits 0 --index-compression snappy`), os.Stdout, os.Stderr)
 	if !ok {
 		t.Fatal("refused")
 	}
 	got := fmt.Sprintln(lo.VBuckets, lo.KVStores, lo.MemQuota, lo.WriteCache, lo.NonDurable, lo.AsyncWindow, lo.Reject, lo.InlineLimit,
-		lo.SegmentBytes, lo.LogAlign, lo.LogInflight, lo.BufferedIO, lo.MaxItemBytes, po.MaxItemBytes, po.MaxConns)
-	want := fmt.Sprintln(64, 4, 2<<30, 1000000000, true, "5ms", true, -1, 8<<20, 512, 2, true, 1<<20, 1<<20, 10)
+		lo.SegmentBytes, lo.LogAlign, lo.LogInflight, lo.BufferedIO, lo.MaxItemBytes, po.MaxItemBytes, po.MaxConns,
+		lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex)
+	want := fmt.Sprintln(64, 4, 2<<30, 1000000000, true, "5ms", true, -1, 8<<20, 512, 2, true, 1<<20, 1<<20, 10,
+		2, 16<<20, 2<<20, 8<<10, -1, true)
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	lo, _, _, ok = parse(&c, nil, os.Stdout, os.Stderr)
 	if !ok || lo.VBuckets != 0 || lo.KVStores != 0 {
 		t.Errorf("without flags a store does not keep its own partitions: %+v", lo)
+	}
+	got = fmt.Sprintln(lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex)
+	if want := fmt.Sprintln(1, 32<<20, 1<<20, 4<<10, 10, false); got != want {
+		t.Errorf("defaults of tables: got %s, want %s", got, want)
 	}
 }
 
