@@ -77,7 +77,11 @@ type Edit struct {
 	// effect.
 	SetPendingClear bool
 	PendingClear    int64
-	NextFile        uint64 // numbers below it are used up; Log.Apply fills it
+	// ExpiryClock, in Unix seconds, is a time at which a version was given up
+	// because it had expired (R24). The State keeps the highest; a lower one
+	// changes nothing, because jobs finish in any order.
+	ExpiryClock uint32
+	NextFile    uint64 // numbers below it are used up; Log.Apply fills it
 }
 
 // Field tags, frozen: they are on disk. A new kind of change takes the next
@@ -98,6 +102,7 @@ const (
 	tagAddDead      = 13
 	tagAddForward   = 14
 	tagDropForward  = 15
+	tagExpiryClock  = 16
 )
 
 // varies is the payload length of a field that says itself where it ends.
@@ -120,6 +125,7 @@ var fieldBytes = map[byte]int{
 	tagAddDead:      varies,
 	tagAddForward:   varies,
 	tagDropForward:  4,
+	tagExpiryClock:  4,
 }
 
 var le = binary.LittleEndian
@@ -181,6 +187,10 @@ func (e *Edit) Append(dst []byte) []byte {
 		field(tagNextFile)
 		dst = le.AppendUint64(dst, e.NextFile)
 	}
+	if e.ExpiryClock != 0 {
+		field(tagExpiryClock)
+		dst = le.AppendUint32(dst, e.ExpiryClock)
+	}
 	return e.appendTables(dst)
 }
 
@@ -241,7 +251,7 @@ func DecodeEdit(b []byte) (Edit, error) {
 		if want != varies && len(p) != want {
 			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: %d bytes, want %d", tag, at, len(p), want)
 		}
-		if tag >= tagReplayFrom && tag <= tagNextFile && seen[tag] {
+		if single(tag) && seen[tag] {
 			return Edit{}, fmt.Errorf("field %d at byte %d of the edit: given twice", tag, at)
 		}
 		seen[tag] = true
@@ -251,6 +261,11 @@ func DecodeEdit(b []byte) (Edit, error) {
 		at += 1 + n + len(p)
 	}
 	return e, nil
+}
+
+// single reports whether an edit holds at most one field of this tag.
+func single(tag byte) bool {
+	return tag >= tagReplayFrom && tag <= tagNextFile || tag == tagExpiryClock
 }
 
 // decodeField takes over one field of a known tag and, unless it varies, the right
@@ -296,6 +311,11 @@ func (e *Edit) decodeField(tag byte, p []byte) error {
 		e.NextFile = le.Uint64(p)
 		if e.NextFile == 0 {
 			return fmt.Errorf("number 0")
+		}
+	case tagExpiryClock:
+		e.ExpiryClock = le.Uint32(p)
+		if e.ExpiryClock == 0 {
+			return fmt.Errorf("time 0")
 		}
 	default:
 		return e.decodeTableField(tag, p)

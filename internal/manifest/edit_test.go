@@ -33,6 +33,7 @@ func genEdit() *rapid.Generator[Edit] {
 			ClearSeqno:      seqno.Draw(t, "clear"),
 			SetPendingClear: rapid.Bool().Draw(t, "set pending"),
 			NextFile:        rapid.Uint64().Draw(t, "file"),
+			ExpiryClock:     rapid.Uint32().Draw(t, "expiry"),
 		}
 		if e.SetPendingClear {
 			e.PendingClear = rapid.Int64().Draw(t, "pending")
@@ -114,7 +115,7 @@ func TestM1_EveryFieldOfAnEditReachesTheState(t *testing.T) {
 		table 7 kv=3 tier=1 run=7 keys=a..m seqnos=5..9 bytes=8192 entries=4 gone=1 keybytes=20 values=30 seg=2:3:300 seg=5:1:90
 		table 8 kv=3 level=1 keys=a..m seqnos=1..3; flushed 3 9
 		untable 6; unforward 1
-		replay 3 4096 10; next 40; clear 8; pending 77; file 50`)
+		replay 3 4096 10; next 40; clear 8; pending 77; file 50; expiry 1700000000`)
 	v := reflect.ValueOf(e)
 	for i := range v.NumField() {
 		if v.Field(i).IsZero() {
@@ -163,7 +164,7 @@ func TestDecodeEditRefuses(t *testing.T) {
 		name, in, want string
 		version        bool
 	}{
-		{name: "a tag from the future", in: "\x10\x01x", want: "unknown tag 16", version: true},
+		{name: "a tag from the future", in: "\x11\x01x", want: "unknown tag 17", version: true},
 		{name: "tag zero", in: "\x00\x00", want: "unknown tag 0", version: true},
 		{name: "a tag without a length", in: "\x06", want: "length runs past"},
 		{name: "a length that is no number", in: "\x06\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", want: "length runs past"},
@@ -189,6 +190,9 @@ func TestDecodeEditRefuses(t *testing.T) {
 		{name: "a bitmap that begins later", in: "\x0d\x0e\x02\x00\x00\x00\x02\x01\x00\x00\x00\x00\x00\x00\x00\x02", want: "without its first"},
 		{name: "a bitmap past the last seqno", in: "\x0d\x0e\x02\x00\x00\x00\x02\xff\xff\xff\xff\xff\xff\xff\x00\x03", want: "out of range"},
 		{name: "a forward with half a range", in: "\x0e\x05\x02\x00\x00\x00x", want: "forward of 5 bytes"},
+		{name: "an expiry clock of another length", in: "\x10\x08........", want: "8 bytes, want 4"},
+		{name: "an expiry clock given twice", in: "\x10\x04....\x10\x04....", want: "given twice"},
+		{name: "an expiry clock that says nothing", in: "\x10\x04\x00\x00\x00\x00", want: "time 0"},
 		{name: "an empty position", in: "\x05\x10" + strings.Repeat("\x00", 16), want: "empty position"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -305,7 +309,7 @@ func TestApplyLeavesTheOldStateAlone(t *testing.T) {
 	}
 	before := dump(a)
 	for _, text := range []string{"seal 2 end=4096 last=3 file=4096", "drop 2", "add 5 log 4096; drop 3", "dead 4 1,2", "dead 3 1", "flushed 1 10", "flushed 0 3", "untable 5", "untable 5; table 5 kv=1 level=1 keys=a..c",
-		"add 5 gc 4096; drop 4; forward 4 5:2..7", "unforward 1", "end 3 end=10 last=1 next=9"} {
+		"add 5 gc 4096; drop 4; forward 4 5:2..7", "unforward 1", "expiry 9", "end 3 end=10 last=1 next=9"} {
 		e := parseEdit(t, text)
 		if _, err := a.Apply(&e); err != nil {
 			t.Fatal(err)

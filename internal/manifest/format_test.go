@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,13 +45,55 @@ func goldenFiles(t *testing.T) map[string][]byte {
 	}
 	return map[string][]byte{
 		Name(12):    goldenTables(t),
+		Name(20):    goldenExpiry(t),
 		FormatName:  f.encode(),
 		CurrentName: current{number: 7, synced: synced}.encode(testSecret),
 		Name(7):     b,
 	}
 }
 
-// goldenTables encodes a manifest with every field there is.
+// goldenExpiry encodes a manifest with an expiry clock that rises, is told a
+// lower time, and rises again.
+func goldenExpiry(t *testing.T) []byte {
+	b := appendHeader(nil, testSecret, 20)
+	for _, text := range []string{
+		"add 18 log 4194304; replay 18 4096 1; next 1; expiry 1700000000; file 21",
+		"table 21 kv=1 run=21 keys=a..c seqnos=1..9 seg=18; flushed 1 9; expiry 1700000500; file 22",
+		"untable 21; expiry 1700000400",
+		"expiry 4294967295",
+	} {
+		e := parseEdit(t, text)
+		b = appendRecord(b, testSecret, 20, int64(len(b)), max(int64(len(b)), headerBytes), &e)
+	}
+	return b
+}
+
+// TestGoldenExpiry reads the file with the expiry clock, as it stood after each
+// record.
+func TestGoldenExpiry(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(goldenDir, Name(20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []uint32
+	for end := int64(headerBytes); end < int64(len(b)); {
+		edit, _, ok := recordAt(b, end, testSecret, 20)
+		if !ok {
+			t.Fatalf("record at %d", end)
+		}
+		end += recordHeaderBytes + int64(len(edit))
+		r, err := replay(Name(20), b[:end], testSecret, 20, headerBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, r.state.ExpiryClock)
+	}
+	if want := []uint32{1700000000, 1700000500, 1700000500, 4294967295}; !slices.Equal(got, want) {
+		t.Errorf("got %d, want %d", got, want)
+	}
+}
+
+// goldenTables encodes a manifest with every field of its time.
 func goldenTables(t *testing.T) []byte {
 	b := appendHeader(nil, testSecret, 12)
 	for _, text := range []string{
@@ -72,7 +115,7 @@ func goldenTables(t *testing.T) []byte {
 	return b
 }
 
-// TestGoldenTables reads the file that has every field, as it stood after each
+// TestGoldenTables reads the file that has every field of its time, as it stood after each
 // record.
 func TestGoldenTables(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join(goldenDir, Name(12)))

@@ -16,7 +16,7 @@ import (
 // written and read again.
 func FuzzManifest(f *testing.F) {
 	f.Add(byte(0), []byte{})
-	for _, number := range []uint64{7, 12} {
+	for _, number := range []uint64{7, 12, 20} {
 		golden, err := os.ReadFile(filepath.Join(goldenDir, Name(number)))
 		if err != nil {
 			f.Fatal(err)
@@ -33,7 +33,7 @@ func FuzzManifest(f *testing.F) {
 			off += recordHeaderBytes + int64(len(edit))
 		}
 	}
-	tables := parseEdit(f, "add 2 log 65536; flushed 1 9; table 3 kv=1 run=1 keys=a..c seqnos=1..9 seg=2; dead 2 1,5,6; forward 1 2:1..9; next 9")
+	tables := parseEdit(f, "add 2 log 65536; flushed 1 9; table 3 kv=1 run=1 keys=a..c seqnos=1..9 seg=2; dead 2 1,5,6; forward 1 2:1..9; next 9; expiry 1700000000")
 	f.Add(byte(1), append([]byte{0}, tables.Append(nil)...))
 	f.Add(byte(1), []byte("\x01\x0d\x02\x00\x00\x00\x01\x00\x10\x00\x00\x00\x00\x00\x00\x04\x04\x02\x00\x00\x00"))
 	f.Add(byte(1), []byte("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"))

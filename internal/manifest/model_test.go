@@ -21,6 +21,7 @@ type model struct {
 	table map[uint64]*Table
 	flush map[uint16]entry.Seqno
 	next  entry.Seqno
+	clock uint32 // the highest time at which a version expired
 }
 
 func (m *model) apply(e *Edit) State {
@@ -186,6 +187,14 @@ func (m *model) forget(t *rapid.T) {
 	m.apply(e)
 }
 
+// expire gives up a version at a time before or after the last one: clocks are
+// set back, and jobs finish in any order.
+func (m *model) expire(t *rapid.T) {
+	at := rapid.Uint32Range(1, 1000).Draw(t, "time")
+	m.clock = max(m.clock, at)
+	m.apply(&Edit{ExpiryClock: at})
+}
+
 func (m *model) reopen(t *rapid.T) {
 	before := m.log.State()
 	l, st, err := Open(m.disk, testDir, testSecret)
@@ -211,6 +220,9 @@ func (m *model) check(t *rapid.T) {
 	}
 	if len(st.Segments) != len(m.docs) || len(st.Tables) != len(m.table) || len(st.Flushed) != len(m.flush) {
 		t.Fatalf("%d segments, %d tables, %d flushed, want %d, %d, %d", len(st.Segments), len(st.Tables), len(st.Flushed), len(m.docs), len(m.table), len(m.flush))
+	}
+	if st.ExpiryClock != m.clock {
+		t.Fatalf("expiry clock %d, want %d", st.ExpiryClock, m.clock)
 	}
 	inLevels := 0
 	for kv := range uint16(4) {
@@ -271,7 +283,7 @@ func TestR07_R08_StateFollowsTheDocuments(t *testing.T) {
 		m := &model{t: t, disk: disk, log: l, docs: map[entry.SegmentID]map[entry.Seqno]bool{}, named: map[entry.SegmentID]map[entry.Seqno]bool{},
 			table: map[uint64]*Table{}, flush: map[uint16]entry.Seqno{}, next: 1}
 		t.Repeat(map[string]func(*rapid.T){
-			"write": m.write, "die": m.die, "collect": m.collect, "compact": m.compact, "forget": m.forget,
+			"write": m.write, "die": m.die, "collect": m.collect, "compact": m.compact, "forget": m.forget, "expire": m.expire,
 			"reopen": m.reopen, "rotate": m.rotate, "": m.check,
 		})
 		m.reopen(t)

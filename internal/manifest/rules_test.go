@@ -127,6 +127,26 @@ func TestR13_ClearSurvives(t *testing.T) {
 	}
 }
 
+// TestR24_TheExpiryClockNeverFalls: neither by a later edit with an earlier
+// time, nor over a new file.
+func TestR24_TheExpiryClockNeverFalls(t *testing.T) {
+	disk := newDisk(t)
+	l := mustCreate(t, disk, "")
+	mustApply(t, l, "expiry 1700000000")
+	mustApply(t, l, "expiry 1600000000")
+	for range 3 { // each round through a new file
+		l.Close()
+		var st State
+		if l, st = mustOpen(t, disk); st.ExpiryClock != 1700000000 {
+			t.Fatal(dump(st))
+		}
+		mustApply(t, l, "expiry 1600000001")
+	}
+	if st := mustApply(t, l, "expiry 1700000001"); st.ExpiryClock != 1700000001 {
+		t.Fatal(dump(st))
+	}
+}
+
 // TestR26_EachEditPromisesItsPredecessor in the bytes, and the promise is the
 // synced end, not more.
 func TestR26_EachEditPromisesItsPredecessor(t *testing.T) {

@@ -30,6 +30,7 @@ var testSecret = [16]byte{0xf1, 0x0c, 0x5e, 0xc7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10,
 //	clear 7
 //	pending 1700000000000000000
 //	file 9
+//	expiry 1700000000
 //	table 7 kv=3 level=0 tier=1 run=7 keys=a..m seqnos=5..9 bytes=8192 entries=4 gone=1 keybytes=20 values=30 seg=2:3:300
 //	untable 7
 //	flushed 3 9
@@ -76,6 +77,8 @@ func parseEdit(t testing.TB, text string) Edit {
 			e.ClearSeqno = entry.Seqno(number(f[1]))
 		case "pending":
 			e.SetPendingClear, e.PendingClear = true, int64(number(f[1]))
+		case "expiry":
+			e.ExpiryClock = uint32(number(f[1]))
 		case "file":
 			e.NextFile = number(f[1])
 		case "table":
@@ -196,6 +199,9 @@ func dump(st State) string {
 	}
 	if st.PendingClear != 0 {
 		fmt.Fprintf(&b, " pending-clear %d", st.PendingClear)
+	}
+	if st.ExpiryClock != 0 {
+		fmt.Fprintf(&b, " expiry-clock %d", st.ExpiryClock)
 	}
 	b.WriteByte('\n')
 	return b.String()

@@ -30,16 +30,20 @@ type Segment struct {
 // State is what the edits of a manifest add up to. It is immutable: its slices
 // are shared between states and must not be written.
 type State struct {
-	Segments       []Segment  // by ascending id
-	Tables         []*Table   // by kvstore, level, smallest key, number
-	Flushed        []Flushed  // by kvstore; those that never flushed are left out
-	Dead           []*DeadSet // by segment
-	Forwards       []Forward  // by the id they resolve
-	ReplayFrom     entry.Position
-	NextSeqno      entry.Seqno // at least 1
-	ClearSeqno     entry.Seqno // 0: nothing was cleared
-	PendingClear   int64       // Unix nanoseconds, 0: none
-	NextFileNumber uint64      // at least 1
+	Segments     []Segment  // by ascending id
+	Tables       []*Table   // by kvstore, level, smallest key, number
+	Flushed      []Flushed  // by kvstore; those that never flushed are left out
+	Dead         []*DeadSet // by segment
+	Forwards     []Forward  // by the id they resolve
+	ReplayFrom   entry.Position
+	NextSeqno    entry.Seqno // at least 1
+	ClearSeqno   entry.Seqno // 0: nothing was cleared
+	PendingClear int64       // Unix nanoseconds, 0: none
+	// ExpiryClock is the highest time, in Unix seconds, at which any version
+	// was given up because it had expired (R24); 0: none was. What had expired
+	// then is absent, whatever the clock of this machine says now.
+	ExpiryClock    uint32
+	NextFileNumber uint64 // at least 1
 
 	// Manifest is the number of the file that holds this state; it is not
 	// part of an edit.
@@ -195,6 +199,7 @@ func (st *State) apply(e *Edit) error {
 	if e.SetPendingClear {
 		st.PendingClear = e.PendingClear
 	}
+	st.ExpiryClock = max(st.ExpiryClock, e.ExpiryClock)
 	if n := e.NextFile; n != 0 {
 		if n < st.NextFileNumber {
 			return fmt.Errorf("next file number falls from %d to %d", st.NextFileNumber, n)
@@ -224,6 +229,7 @@ func (st *State) edit() Edit {
 		ClearSeqno:      st.ClearSeqno,
 		SetPendingClear: st.PendingClear != 0,
 		PendingClear:    st.PendingClear,
+		ExpiryClock:     st.ExpiryClock,
 		NextFile:        st.NextFileNumber,
 		AddTables:       st.Tables,
 		Flushed:         st.Flushed,
