@@ -15,6 +15,11 @@ var (
 	// ErrEmpty: Writer.Finish was called before any Add; there is no table
 	// without entries.
 	ErrEmpty = errors.New("table without entries")
+	// ErrHandleClosed: Acquire of a table that left the store, or after the
+	// store was closed.
+	ErrHandleClosed = errors.New("table handle is closed")
+	// ErrHandleInUse: Close of a table that somebody holds.
+	ErrHandleInUse = errors.New("table is in use")
 )
 
 // CorruptError says where a table is damaged.

@@ -23,6 +23,10 @@ type ReaderOptions struct {
 	PinIndex bool
 	// PinFilter keeps the filter in memory, BloomBits a key.
 	PinFilter bool
+	// Memory is what MemoryBytes are charged to until Close: the root
+	// whatever its limit says, the index and then the filter only if they
+	// fit; they are not pinned otherwise. Nil: no bound.
+	Memory *offheap.Budget
 }
 
 // Reader reads one table. It is safe for concurrent use until Close.
@@ -37,6 +41,9 @@ type Reader struct {
 
 	filter []byte // pinned, or nil
 	index  []byte // pinned stored bytes from foot.indexStart to the root's end, or nil
+
+	memory  *offheap.Budget
+	charged int64 // to memory
 
 	rereads atomic.Int64
 }
@@ -54,7 +61,7 @@ func Open(f vfs.File, o ReaderOptions) (*Reader, error) {
 	if size < pageBytes || size%pageBytes != 0 || size > tableBytesMax {
 		return nil, corrupt(f.Name(), 0, "%d bytes is not the length of a table", size)
 	}
-	r := &Reader{file: f, size: size}
+	r := &Reader{file: f, size: size, memory: o.Memory}
 	if err := r.open(o); err != nil {
 		r.free()
 		return nil, err
@@ -108,15 +115,31 @@ func (r *Reader) open(o ReaderOptions) error {
 	if r.base, err = r.load(f.root, &r.root); err != nil {
 		return err
 	}
-	if o.PinIndex {
-		if err := r.pinIndex(); err != nil {
+	if n := int64(r.MemoryBytes()); r.memory != nil {
+		r.memory.Reserve(n)
+		r.charged = n
+	}
+	if from, n := r.indexPages(); o.PinIndex && r.charge(n) {
+		if err := r.pinIndex(from, n); err != nil {
 			return err
 		}
 	}
-	if o.PinFilter && f.pieces > 0 {
+	if o.PinFilter && f.pieces > 0 && r.charge(int(f.pieces)*pieceBytes) {
 		return r.pinFilter(&buf)
 	}
 	return nil
+}
+
+// charge takes n bytes of the budget, if they fit.
+func (r *Reader) charge(n int) bool {
+	if r.memory == nil {
+		return true
+	}
+	if !r.memory.TryReserve(int64(n)) {
+		return false
+	}
+	r.charged += int64(n)
+	return true
 }
 
 // loadPlain reads a block that is neither data nor index: its payload is
@@ -145,12 +168,16 @@ func (r *Reader) loadPlain(ref BlockRef, buf *Buffer) ([]byte, error) {
 	return stored[:len(stored)-trailerBytes], nil
 }
 
-// pinIndex reads the index in one piece and checks every block of it.
-func (r *Reader) pinIndex() error {
-	from := int64(r.foot.indexStart())
-	n := int(int64(r.foot.root.end()) - from)
-	start := from &^ (pageBytes - 1)
-	b, err := offheap.AlignedBuffer(int(roundPage(from+int64(n)) - start))
+// indexPages is where all index blocks lie, in whole pages.
+func (r *Reader) indexPages() (start int64, n int) {
+	start = int64(r.foot.indexStart()) &^ (pageBytes - 1)
+	return start, int(roundPage(int64(r.foot.root.end())) - start)
+}
+
+// pinIndex reads the index, n bytes from start, in one piece and checks every
+// block of it.
+func (r *Reader) pinIndex(start int64, n int) error {
+	b, err := offheap.AlignedBuffer(n)
 	if err != nil {
 		return fmt.Errorf("index of %s: %w", r.file.Name(), err)
 	}
@@ -271,6 +298,10 @@ func (r *Reader) free() {
 	offheap.FreeAligned(r.filter)
 	offheap.FreeAligned(r.index)
 	r.filter, r.index = nil, nil
+	if r.charged > 0 {
+		r.memory.Release(r.charged)
+		r.charged = 0
+	}
 }
 
 // Plan returns the read that fetches block ref into buf: whole pages, so that
