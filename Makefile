@@ -8,13 +8,19 @@ ROUNDS      ?= 3
 KILLS       ?= 50
 TESTFLAGS   ?= -timeout 18m
 BENCH       ?= .
+DOCS_1K     ?= 2000000
+DOCS_8B     ?= 5000000
+LARGE_QUOTA ?= 256MiB
+LARGE_CACHE ?= 64MiB
+LARGE_KILLS ?= 2
+LARGE_FLAGS ?=
 DATA        ?= data
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench bench-go bench-restart kill fuzz mutants soak clean
+.PHONY: run test check build bench bench-go bench-restart kill test-large fuzz mutants soak clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -55,6 +61,12 @@ bench-go:
 # kill: KILLS rounds of SIGKILL under load, each followed by a check of every acknowledged write
 kill:
 	FLUXKV_KILL_ROUNDS=$(KILLS) $(GO) test -count=1 -run 'TestKill$$' -v -timeout 60m ./cmd/fluxkv
+
+# test-large: more documents than fit in memory, each read back after load, restart and SIGKILL; TMPDIR says where
+test-large:
+	FLUXKV_LARGE_1K=$(DOCS_1K) FLUXKV_LARGE_8B=$(DOCS_8B) FLUXKV_LARGE_QUOTA=$(LARGE_QUOTA) FLUXKV_LARGE_CACHE=$(LARGE_CACHE) \
+	FLUXKV_LARGE_ROUNDS=$(LARGE_KILLS) FLUXKV_LARGE_FLAGS="$(LARGE_FLAGS)" \
+		$(GO) test -count=1 -run 'TestLarge$$' -v -timeout 3h ./cmd/fluxkv
 
 # fuzz: run every fuzzer for T, one after another
 fuzz:
