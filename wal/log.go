@@ -143,7 +143,7 @@ type Segment struct {
 type logStats struct {
 	groups, groupBytes, recordBytes, records atomic.Int64
 	promises, seals, segments, reused        atomic.Int64
-	prewritten, footers                      atomic.Int64
+	prewritten, footers, removed, noSpace    atomic.Int64
 }
 
 // LogStats is a snapshot of the log's counters.
@@ -158,7 +158,10 @@ type LogStats struct {
 	Reused      int64 `json:"segments_reused"`
 	Prewritten  int64 `json:"prewritten_bytes"`
 	FooterBytes int64 `json:"footer_bytes"`
+	Removed     int64 `json:"segments_removed"` // files of freed segments given back to the disk
+	NoSpace     int64 `json:"no_space"`         // attempts to make a segment that failed on a full disk
 	Pooled      int   `json:"segments_pooled"`
+	PooledBytes int64 `json:"pooled_bytes"`
 	Open        int   `json:"segments_open"`
 }
 
@@ -329,12 +332,16 @@ func (l *Log) Stats() LogStats {
 		Promises: l.stats.promises.Load(), Seals: l.stats.seals.Load(),
 		Segments: l.stats.segments.Load(), Reused: l.stats.reused.Load(),
 		Prewritten: l.stats.prewritten.Load(), FooterBytes: l.stats.footers.Load(),
+		Removed: l.stats.removed.Load(), NoSpace: l.stats.noSpace.Load(),
 	}
 	l.setMu.RLock()
 	s.Open = len(l.set)
 	l.setMu.RUnlock()
 	l.o.Mu.Lock()
 	s.Pooled = len(l.prep.free)
+	for _, p := range l.prep.free {
+		s.PooledBytes += p.bytes
+	}
 	l.o.Mu.Unlock()
 	return s
 }

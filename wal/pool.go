@@ -44,6 +44,8 @@ type preparer struct {
 	sealing  []*Segment
 	recycled []*Segment // dropped, nobody reads them
 	free     []*Segment // pool
+	empty    bool       // the pool is to be emptied
+	idle     bool       // nothing is pooled until the log needs a segment again
 	trash    [][]byte   // buffers to unmap
 	smalls   [][]byte   // buffers of one align
 	wakeup   chan struct{}
@@ -62,6 +64,7 @@ func (p *preparer) wake() {
 // ask wants a segment of at least bytes. o.Mu is held.
 func (p *preparer) ask(bytes int64) {
 	p.asked = true
+	p.idle = false
 	p.want = max(p.want, bytes)
 	p.wake()
 }
@@ -150,6 +153,10 @@ func (l *Log) prepareOnce() (again, failed bool) {
 	p.trash = nil
 	recycled := p.recycled
 	p.recycled = nil
+	var unwanted []*Segment
+	if p.empty {
+		unwanted, p.free, p.empty = p.free, nil, false
+	}
 	needed := p.asked && p.ready == nil && l.failed == nil
 	if needed {
 		p.attempts++
@@ -169,6 +176,7 @@ func (l *Log) prepareOnce() (again, failed bool) {
 	for _, s := range recycled {
 		l.pool(s)
 	}
+	l.remove(unwanted)
 	switch {
 	case needed:
 		s, err := l.prepare(want, urgent)
@@ -187,6 +195,9 @@ func (l *Log) prepareOnce() (again, failed bool) {
 		if err != nil {
 			if errors.Is(err, ErrFailed) {
 				l.Fail(err)
+			}
+			if errors.Is(err, vfs.ErrNoSpace) {
+				l.stats.noSpace.Add(1)
 			}
 			if now := time.Now(); now.Sub(p.logged) >= logEvery {
 				p.logged = now
@@ -351,7 +362,7 @@ func (l *Log) fromPool(bytes int64) *Segment {
 // cut at its seal is extended again: nearly all of its blocks were written.
 func (l *Log) pool(s *Segment) {
 	l.o.Mu.Lock()
-	keep := len(l.prep.free) < poolMax && s.Kind == SegmentLog && l.failed == nil
+	keep := len(l.prep.free) < poolMax && !l.prep.idle && s.Kind == SegmentLog && l.failed == nil
 	l.o.Mu.Unlock()
 	if keep {
 		size := roundUp(s.bytes, l.o.Align)
@@ -364,9 +375,30 @@ func (l *Log) pool(s *Segment) {
 			return
 		}
 	}
-	if err := l.discardFile(s, s.name()); err != nil {
-		l.o.Logf("remove log segment %s: %v", s.name(), err)
+	l.remove([]*Segment{s})
+}
+
+// remove gives the files of dropped segments back to the disk.
+func (l *Log) remove(segments []*Segment) {
+	for _, s := range segments {
+		if err := l.discardFile(s, s.name()); err != nil {
+			l.o.Logf("remove log segment %s: %v", s.name(), err)
+			continue
+		}
+		l.stats.removed.Add(1)
 	}
+}
+
+// EmptyPool has the files of freed segments that wait to be used again removed,
+// and keeps no others until the log goes on to its next segment: an idle store
+// gives its space back (design R23), and one that lacks space for a table can
+// have that of the pool. It returns at once; the preparer removes them.
+// LogStats.Pooled tells when. It must not be called with o.Mu held.
+func (l *Log) EmptyPool() {
+	l.o.Mu.Lock()
+	l.prep.empty, l.prep.idle = true, true
+	l.o.Mu.Unlock()
+	l.prep.wake()
 }
 
 // writeFooter writes the exact seqno index behind the seal group, cuts the file
@@ -421,14 +453,12 @@ func (l *Log) writeFooter(s *Segment) error {
 func (p *preparer) close(l *Log) {
 	l.o.Mu.Lock()
 	p.ended = true
+	segments := append(p.free, p.recycled...)
+	buffers := append(p.trash, p.smalls...)
+	p.free, p.recycled, p.trash, p.smalls = nil, nil, nil, nil
 	l.o.Mu.Unlock()
-	for _, s := range append(p.free, p.recycled...) {
-		if err := l.discardFile(s, s.name()); err != nil {
-			l.o.Logf("remove log segment %s: %v", s.name(), err)
-		}
-	}
-	for _, b := range append(p.trash, p.smalls...) {
+	l.remove(segments)
+	for _, b := range buffers {
 		offheap.FreeAligned(b)
 	}
-	p.free, p.recycled, p.trash, p.smalls = nil, nil, nil, nil
 }

@@ -142,6 +142,7 @@ type writer struct {
 	inflight  int      // started, not finished
 	chain     Chain
 	next      entry.Seqno
+	placed    placedBytes
 	failed    error
 	promised  entry.Seqno // highest durable seqno a written header carries
 	lastWrite time.Time
@@ -363,6 +364,7 @@ func (l *Log) openGroupLocked(b *groupBuffer, first entry.Seqno) *group {
 func (l *Log) closeOpenLocked() {
 	g := l.open
 	l.open = nil
+	l.placed.add(g, l.o.Align)
 	l.activeOff = g.off + uint32(alignUp(g.used, l.o.Align))
 	l.chain = Chain{g.seg.ID, l.activeOff, g.last}
 	g.closed.Store(true)
