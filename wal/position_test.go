@@ -300,6 +300,7 @@ func TestPlacedBytes(t *testing.T) {
 			}
 			r.mu.Unlock()
 			until(t, "all groups", func() bool { return r.Stats().GroupBytes == padded })
+			r.footers()
 			var wantRecords, wantPadded int64
 			_, err := Scan(t.Context(), ScanOptions{
 				FS: fs, Dir: "db", Secret: testSecret, StoreID: testStoreID,
