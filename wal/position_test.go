@@ -109,11 +109,14 @@ func TestR03_ScanFromNextPosition(t *testing.T) {
 					}
 					return got.res
 				}
-				check(crashed(fs), r.segments())
+				// A segment may be registered meanwhile: the registry comes first.
+				reg := r.segments()
+				check(crashed(fs), reg)
 				r.footers()
-				check(crashed(fs), r.segments())
-				torn := check(crashed(fs), bareSegments(r.segments()))
-				cut, reg := crashed(fs), r.segments()
+				reg = r.segments()
+				cut := crashed(fs)
+				check(cut, reg)
+				torn := check(cut, bareSegments(reg))
 				r.close()
 				if res := check(fs, r.segments()); !res.Clean {
 					t.Fatal("not clean")
@@ -221,7 +224,8 @@ func TestR03_NextPositionWithGroupsInFlight(t *testing.T) {
 	r.waitAll()
 	last := r.next - 1
 	for _, p := range positions {
-		wantSeqnos(t, scanFrom(t, crashed(fs), r.segments(), p), p.Seqno, last)
+		reg := r.segments()
+		wantSeqnos(t, scanFrom(t, crashed(fs), reg, p), p.Seqno, last)
 	}
 	r.close()
 }
