@@ -16,12 +16,7 @@ func (l *Log) flushByLocked(t time.Time) {
 	}
 }
 
-func (l *Log) kickFlusher() {
-	select {
-	case l.kick <- struct{}{}:
-	default:
-	}
-}
+func (l *Log) kickFlusher() { notify(l.kick) }
 
 // runFlusher leads for groups that nobody waits for, at the latest when they
 // are Window old, and writes a promise when the log has been idle.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -117,7 +118,9 @@ type Log struct {
 }
 
 // Segment is one open file of the log. It is closed, and its file pooled or
-// removed, when it was dropped and the last reference is gone.
+// removed, when it was dropped and the last reference is gone. The set has one
+// reference, readers have theirs, and the writer has one until the seal group
+// is durable and the footer written: a segment may be dropped before.
 type Segment struct {
 	ID   entry.SegmentID
 	Kind SegmentKind
@@ -262,7 +265,7 @@ func (l *Log) Acquire(id entry.SegmentID) *Segment {
 func (s *Segment) Retain() { s.refs.Add(1) }
 
 // Release gives a reference back. The last one of a dropped segment frees its
-// file: into the pool, or off the disk.
+// file: into the pool, or off the disk. It must not be called with o.Mu held.
 func (s *Segment) Release() {
 	n := s.refs.Add(-1)
 	if n < 0 {
@@ -274,8 +277,22 @@ func (s *Segment) Release() {
 }
 
 // Drop takes segments out of the set. It must be called after the edit that
-// drops them is durable. Files are freed when their last reader is gone.
+// drops them is durable, without o.Mu. Files are freed when their last reader
+// is gone, and the writer is done with them: a segment may be dropped as soon as
+// the log has gone on to the next one. What is placed in the active one would be
+// lost with it: dropping that one, or the one prepared, ends the log.
 func (l *Log) Drop(ids []entry.SegmentID) {
+	l.o.Mu.Lock()
+	var used entry.SegmentID
+	for _, s := range []*Segment{l.active, l.prep.ready} {
+		if s != nil && slices.Contains(ids, s.ID) {
+			used = s.ID
+		}
+	}
+	l.o.Mu.Unlock()
+	if used != 0 {
+		l.Fail(fmt.Errorf("log segment %06d was dropped while it is in use", used))
+	}
 	for _, id := range ids {
 		l.setMu.Lock()
 		s := l.set[id]
@@ -298,12 +315,31 @@ func (l *Log) Close() error {
 	l.prep.wake()
 	l.workers.Wait()
 	err := l.finish()
+	l.releaseWritten()
 	l.prep.close(l)
 	l.writer.freeBuffers()
 	if cerr := l.closeFiles(); err == nil {
 		err = cerr
 	}
 	return err
+}
+
+// releaseWritten gives the writer's references back. The goroutines have ended.
+func (l *Log) releaseWritten() {
+	l.o.Mu.Lock()
+	written := map[*Segment]bool{l.active: true, l.prep.ready: true}
+	for _, s := range l.prep.sealing {
+		written[s] = true
+	}
+	l.prep.sealing = nil
+	for _, g := range l.pipeline { // of a log that failed
+		written[g.seg] = true
+	}
+	delete(written, nil)
+	l.o.Mu.Unlock()
+	for s := range written {
+		s.Release()
+	}
 }
 
 func (l *Log) closeFiles() error {

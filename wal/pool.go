@@ -49,14 +49,21 @@ type preparer struct {
 	trash    [][]byte   // buffers to unmap
 	smalls   [][]byte   // buffers of one align
 	wakeup   chan struct{}
-	ended    bool // the log is closed
+	freed    chan struct{} // a file can be freed
+	ended    bool          // the log is closed
 }
 
-func (p *preparer) init() { p.wakeup = make(chan struct{}, 1) }
+func (p *preparer) init() {
+	p.wakeup = make(chan struct{}, 1)
+	p.freed = make(chan struct{}, 1)
+}
 
-func (p *preparer) wake() {
+func (p *preparer) wake() { notify(p.wakeup) }
+
+// notify leaves a token in c, which has room for one.
+func notify(c chan struct{}) {
 	select {
-	case p.wakeup <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -112,6 +119,7 @@ func (l *Log) recycle(s *Segment) {
 		}
 		return
 	}
+	notify(l.prep.freed)
 	l.prep.wake()
 }
 
@@ -130,9 +138,11 @@ func (l *Log) runPreparer() {
 				select {
 				case <-l.stop:
 					return
+				case <-l.prep.freed:
+					retry = retryMin // there may be space now
 				case <-time.After(retry):
+					retry = min(2*retry, retryMax)
 				}
-				retry = min(2*retry, retryMax)
 				continue
 			}
 			retry = retryMin
@@ -147,6 +157,21 @@ func (l *Log) runPreparer() {
 // wait for it. It reports whether there may be more, and whether making a
 // segment failed while one is wanted.
 func (l *Log) prepareOnce() (again, failed bool) {
+	l.tidy()
+	if tried, err := l.prepareNext(); err != nil {
+		// Not to be put off by writers that ask again and again: a dropped
+		// segment is not free before its turn here.
+		for l.sealNext() {
+		}
+		return true, true
+	} else if tried {
+		return true, false
+	}
+	return l.sealNext(), false
+}
+
+// tidy frees what was let go.
+func (l *Log) tidy() {
 	p := &l.prep
 	l.o.Mu.Lock()
 	trash := p.trash
@@ -157,19 +182,7 @@ func (l *Log) prepareOnce() (again, failed bool) {
 	if p.empty {
 		unwanted, p.free, p.empty = p.free, nil, false
 	}
-	needed := p.asked && p.ready == nil && l.failed == nil
-	if needed {
-		p.attempts++
-	}
-	attempt := p.attempts
-	want, urgent := p.want, p.urgent
-	var sealing *Segment
-	if !needed && len(p.sealing) > 0 {
-		sealing = p.sealing[0]
-		p.sealing = p.sealing[1:]
-	}
 	l.o.Mu.Unlock()
-
 	for _, b := range trash {
 		offheap.FreeAligned(b)
 	}
@@ -177,51 +190,75 @@ func (l *Log) prepareOnce() (again, failed bool) {
 		l.pool(s)
 	}
 	l.remove(unwanted)
-	switch {
-	case needed:
-		s, err := l.prepare(want, urgent)
-		if s != nil {
-			l.add(s)
-		}
-		l.o.Mu.Lock()
-		p.err, p.errOf = err, attempt
-		if err == nil {
-			p.ready = s
-		}
-		// A request ends with its answer; who still waits asks again.
-		p.asked, p.want, p.urgent = false, 0, false
-		l.space.Broadcast()
+}
+
+// prepareNext makes a segment if one is wanted. It reports whether it tried.
+func (l *Log) prepareNext() (tried bool, err error) {
+	p := &l.prep
+	l.o.Mu.Lock()
+	needed := p.asked && p.ready == nil && l.failed == nil
+	if needed {
+		p.attempts++
+	}
+	attempt := p.attempts
+	want, urgent := p.want, p.urgent
+	l.o.Mu.Unlock()
+	if !needed {
+		return false, nil
+	}
+	s, err := l.prepare(want, urgent)
+	if s != nil {
+		l.add(s)
+	}
+	l.o.Mu.Lock()
+	p.err, p.errOf = err, attempt
+	if err == nil {
+		p.ready = s
+	}
+	// A request ends with its answer; who still waits asks again.
+	p.asked, p.want, p.urgent = false, 0, false
+	l.space.Broadcast()
+	l.o.Mu.Unlock()
+	if err == nil {
+		return true, nil
+	}
+	if errors.Is(err, ErrFailed) {
+		l.Fail(err)
+	}
+	if errors.Is(err, vfs.ErrNoSpace) {
+		l.stats.noSpace.Add(1)
+	}
+	if now := time.Now(); now.Sub(p.logged) >= logEvery {
+		p.logged = now
+		l.o.Logf("cannot make a log segment: %v", err)
+	}
+	return true, err
+}
+
+// sealNext writes the footer of one sealed segment, and lets go of it. It
+// reports whether there was one.
+func (l *Log) sealNext() bool {
+	p := &l.prep
+	l.o.Mu.Lock()
+	if len(p.sealing) == 0 {
 		l.o.Mu.Unlock()
-		if err != nil {
-			if errors.Is(err, ErrFailed) {
-				l.Fail(err)
-			}
-			if errors.Is(err, vfs.ErrNoSpace) {
-				l.stats.noSpace.Add(1)
-			}
-			if now := time.Now(); now.Sub(p.logged) >= logEvery {
-				p.logged = now
-				l.o.Logf("cannot make a log segment: %v", err)
-			}
-			return true, true
-		}
-		return true, false
-	case sealing != nil && sealing.dropped.Load():
-		// Nobody wants its index, and its file may be another segment's by
-		// now: files are reused by this goroutine, before or after this.
-		return true, false
-	case sealing != nil:
-		if err := l.writeFooter(sealing); err != nil {
+		return false
+	}
+	s := p.sealing[0]
+	p.sealing = p.sealing[1:]
+	l.o.Mu.Unlock()
+	if !s.dropped.Load() { // nobody wants the index of one that is
+		if err := l.writeFooter(s); err != nil {
 			// The segment is whole without its footer; the index can be made
 			// again from its groups.
-			l.o.Logf("footer of log segment %06d: %v", sealing.ID, err)
+			l.o.Logf("footer of log segment %06d: %v", s.ID, err)
 			if errors.Is(err, ErrFailed) {
 				l.Fail(err)
 			}
 		}
-		return true, false
 	}
-	return false, false
+	s.Release()
+	return true
 }
 
 // prepare makes a segment: reused or created, header written, file and
@@ -265,7 +302,7 @@ func (l *Log) prepare(want int64, urgent bool) (*Segment, error) {
 		}
 		l.stats.segments.Add(1)
 	}
-	s.refs.Store(1)
+	s.refs.Store(2) // the set's and the writer's
 	if err := l.writeHeader(s, name); err != nil {
 		return nil, errors.Join(err, l.discardFile(s, name))
 	}
@@ -398,6 +435,7 @@ func (l *Log) EmptyPool() {
 	l.o.Mu.Lock()
 	l.prep.empty, l.prep.idle = true, true
 	l.o.Mu.Unlock()
+	notify(l.prep.freed)
 	l.prep.wake()
 }
 

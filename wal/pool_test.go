@@ -1,7 +1,6 @@
 package wal
 
 import (
-	"fmt"
 	"path"
 	"sync"
 	"testing"
@@ -30,8 +29,9 @@ func bareLog(t *testing.T, fs *memfs.FS) *Log {
 }
 
 // TestNoFooterForDroppedSegment: a segment that is dropped while its footer is
-// still to be written may be in use as another one by the time it is. The
-// footer went over that segment's groups, and the file was cut behind it.
+// still to be written is freed in its turn, without a footer. Freed before, it
+// was in use as another one by then: the footer went over that segment's
+// groups, and the file was cut behind it.
 func TestNoFooterForDroppedSegment(t *testing.T) {
 	fs := memfs.New()
 	l := bareLog(t, fs)
@@ -43,38 +43,30 @@ func TestNoFooterForDroppedSegment(t *testing.T) {
 	first.end, first.last = 8192, 10
 	l.prep.seal(first)
 	l.Drop([]entry.SegmentID{first.ID})
-	l.o.Mu.Lock()
 	l.prep.ask(0)
-	l.o.Mu.Unlock()
-	for step := 0; ; step++ {
-		again, failed := l.prepareOnce()
-		if failed {
-			t.Fatal("no segment")
-		}
-		if step == 0 {
-			if l.prep.ready == nil || l.stats.reused.Load() != 1 {
-				t.Fatal("the dropped segment was not used again")
+	step := func() *Segment {
+		t.Helper()
+		for {
+			again, failed := l.prepareOnce()
+			if failed {
+				t.Fatal("no segment")
 			}
-			page := make([]byte, 4096)
-			copy(page, "a group")
-			for off := int64(4096); off < 64<<10; off += 4096 {
-				if _, err := l.prep.ready.File.WriteAt(page, off); err != nil {
-					t.Fatal(err)
-				}
+			if !again {
+				s := l.prep.ready
+				l.prep.ready = nil
+				return s
 			}
-		}
-		if !again {
-			break
 		}
 	}
-	s := l.prep.ready
+	if s := step(); s == nil || l.stats.reused.Load() != 0 || len(l.prep.free) != 1 || l.stats.footers.Load() != 0 {
+		t.Fatalf("%v, %d in the pool", s, len(l.prep.free))
+	}
+	l.prep.ask(0)
+	s := step()
+	if s == nil || l.stats.reused.Load() != 1 {
+		t.Fatal("the dropped segment was not used again")
+	}
 	if n, err := s.File.Size(); n != 64<<10 || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
-	}
-	page := make([]byte, 4096)
-	for off := int64(4096); off < 64<<10; off += 4096 {
-		if _, err := s.File.ReadAt(page, off); err != nil || string(page[:7]) != "a group" {
-			t.Errorf("at %d: %s, %v", off, fmt.Sprintf("%.20q", page), err)
-		}
 	}
 }
