@@ -51,6 +51,15 @@ func (t *tapFS) Rename(from, to string) error {
 	return t.do(vfs.OpRename, from, func() error { return t.inner.Rename(from, to) })
 }
 
+func (t *tapFS) Link(from, to string) error {
+	return t.do(vfs.OpLink, from, func() error { return t.inner.Link(from, to) })
+}
+
+func (t *tapFS) Links(name string) (n int, err error) {
+	err = t.do(vfs.OpLinks, name, func() error { n, err = t.inner.Links(name); return err })
+	return n, err
+}
+
 func (t *tapFS) MkdirAll(dir string) error {
 	return t.do(vfs.OpMkdirAll, dir, func() error { return t.inner.MkdirAll(dir) })
 }

@@ -17,6 +17,8 @@ const (
 	OpOpen
 	OpRemove
 	OpRename
+	OpLink
+	OpLinks
 	OpMkdirAll
 	OpList
 	OpSize
@@ -34,7 +36,7 @@ const (
 	OpKinds
 )
 
-var opNames = [OpKinds]string{"Create", "Open", "Remove", "Rename", "MkdirAll", "List", "Size", "SyncDir", "Lock",
+var opNames = [OpKinds]string{"Create", "Open", "Remove", "Rename", "Link", "Links", "MkdirAll", "List", "Size", "SyncDir", "Lock",
 	"FreeBytes", "ReadAt", "WriteAt", "WriteDurable", "Sync", "Allocate", "Truncate", "Close"}
 
 func (k OpKind) String() string {
@@ -44,7 +46,7 @@ func (k OpKind) String() string {
 	return fmt.Sprintf("OpKind(%d)", uint8(k))
 }
 
-// Op is one call. Name is the file or directory, the old name for a rename.
+// Op is one call. Name is the file or directory, the old name for a rename or a link.
 // Off and Len are set for reads and writes; Len is the new size for Allocate
 // and Truncate. N counts the calls of the file system from 1.
 type Op struct {

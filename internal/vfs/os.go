@@ -87,6 +87,27 @@ func (OSFS) Rename(oldName, newName string) error {
 	return wrapFull(os.Rename(oldName, newName))
 }
 
+// Link implements FS. Directories are refused.
+func (OSFS) Link(oldName, newName string) error {
+	if err := retryEINTR(func() error { return unix.Link(oldName, newName) }); err != nil {
+		return wrapFull(&os.LinkError{Op: "link", Old: oldName, New: newName, Err: err})
+	}
+	return nil
+}
+
+// Links implements FS.
+func (OSFS) Links(name string) (int, error) {
+	var st unix.Stat_t
+	err := retryEINTR(func() error { return unix.Stat(name, &st) })
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		err = unix.EISDIR
+	}
+	if err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: name, Err: err}
+	}
+	return int(st.Nlink), nil
+}
+
 // MkdirAll implements FS.
 func (o OSFS) MkdirAll(dir string) error {
 	st, err := os.Stat(dir)

@@ -48,6 +48,13 @@ type FS interface {
 	Remove(name string) error
 	// Rename moves a file, replacing the target atomically.
 	Rename(oldName, newName string) error
+	// Link gives a file one more name, in any directory of the same file
+	// system; it fails with os.ErrExist when that is taken. The names are equal:
+	// what is written through one is read through the other, and the file lives
+	// until all are removed.
+	Link(oldName, newName string) error
+	// Links returns how many names a file has.
+	Links(name string) (int, error)
 	// MkdirAll makes a directory and its parents, mode 0700, and syncs the
 	// parents it changed.
 	MkdirAll(dir string) error

@@ -36,8 +36,13 @@ var calls = map[vfs.OpKind]func(f *FS, a vfs.File) error{
 		_, err := f.Open("a", vfs.OpenOptions{})
 		return err
 	},
-	vfs.OpRemove:   func(f *FS, a vfs.File) error { return f.Remove("a") },
-	vfs.OpRename:   func(f *FS, a vfs.File) error { return f.Rename("a", "b") },
+	vfs.OpRemove: func(f *FS, a vfs.File) error { return f.Remove("a") },
+	vfs.OpRename: func(f *FS, a vfs.File) error { return f.Rename("a", "b") },
+	vfs.OpLink:   func(f *FS, a vfs.File) error { return f.Link("a", "b") },
+	vfs.OpLinks: func(f *FS, a vfs.File) error {
+		_, err := f.Links("a")
+		return err
+	},
 	vfs.OpMkdirAll: func(f *FS, a vfs.File) error { return f.MkdirAll("dir") },
 	vfs.OpList: func(f *FS, a vfs.File) error {
 		_, err := f.List("")

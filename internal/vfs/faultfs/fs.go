@@ -193,6 +193,22 @@ func (f *FS) Rename(oldName, newName string) error {
 	return f.inner.Rename(oldName, newName)
 }
 
+// Link implements vfs.FS.
+func (f *FS) Link(oldName, newName string) error {
+	if err := f.fail(vfs.Op{Kind: vfs.OpLink, Name: oldName}); err != nil {
+		return err
+	}
+	return f.inner.Link(oldName, newName)
+}
+
+// Links implements vfs.FS.
+func (f *FS) Links(name string) (int, error) {
+	if err := f.fail(vfs.Op{Kind: vfs.OpLinks, Name: name}); err != nil {
+		return 0, err
+	}
+	return f.inner.Links(name)
+}
+
 // MkdirAll implements vfs.FS.
 func (f *FS) MkdirAll(dir string) error {
 	if err := f.fail(vfs.Op{Kind: vfs.OpMkdirAll, Name: dir}); err != nil {

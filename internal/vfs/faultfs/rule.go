@@ -46,7 +46,7 @@ func (f Fault) hits(kind vfs.OpKind) bool {
 	switch f {
 	case ENOSPC:
 		switch kind {
-		case vfs.OpCreate, vfs.OpRemove, vfs.OpRename, vfs.OpMkdirAll, vfs.OpSyncDir, vfs.OpLock, vfs.OpWriteAt,
+		case vfs.OpCreate, vfs.OpRemove, vfs.OpRename, vfs.OpLink, vfs.OpMkdirAll, vfs.OpSyncDir, vfs.OpLock, vfs.OpWriteAt,
 			vfs.OpWriteDurable, vfs.OpSync, vfs.OpAllocate, vfs.OpTruncate:
 			return true
 		}
@@ -66,7 +66,7 @@ type Rule struct {
 	// Kinds are the calls it is about; none means all.
 	Kinds []vfs.OpKind
 	// Name is a pattern for the file's name or base name (vfs.MatchName); for
-	// a rename, the old name. Empty means all.
+	// a rename or a link, the old name. Empty means all.
 	Name string
 	// From is the first call that fails, counted from 1 among the calls that
 	// this rule is about since it was added. 0 is 1.

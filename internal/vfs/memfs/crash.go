@@ -79,8 +79,10 @@ func (f *FS) CrashCopy(seed int64, d Damage) *FS {
 	// What lost its last name took its blocks with it.
 	for _, n := range c.copies {
 		for _, to := range n.entries {
-			if !to.isDir {
-				to.linked = true
+			if to.isDir {
+				continue
+			}
+			if to.links++; to.links == 1 {
 				out.used += to.cur.blocks * pageBytes
 			}
 		}

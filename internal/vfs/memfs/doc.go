@@ -12,7 +12,7 @@
 //
 //   - WriteDurable: the bytes it wrote, and the size when it extended the file
 //   - Sync: all writes, allocations and truncations of the file
-//   - SyncDir: creates, renames and removes in the directory. A rename is one
+//   - SyncDir: creates, links, renames and removes in the directory. A rename is one
 //     step, also between directories, as in every journaling file system
 //   - MkdirAll: the directories it made
 //

@@ -260,7 +260,9 @@ func (f *FS) changeNamesLocked(node *inode, entries ...entry) {
 }
 
 func (f *FS) unlinkLocked(n *inode) {
-	n.linked = false
+	if n.links--; n.links > 0 {
+		return
+	}
 	f.buryLocked(n)
 	f.releaseLocked(n)
 }
@@ -278,7 +280,7 @@ func (f *FS) buryLocked(n *inode) {
 
 // releaseLocked gives the blocks of a file back that nobody can reach.
 func (f *FS) releaseLocked(n *inode) {
-	if !n.linked && n.opens == 0 {
+	if n.links == 0 && n.opens == 0 {
 		f.used -= n.cur.blocks * pageBytes
 	}
 }
@@ -300,7 +302,7 @@ func (f *FS) createLocked(kind vfs.OpKind, name string) (*inode, error) {
 		return nil, full(kind, name)
 	}
 	n := f.newInodeLocked()
-	n.linked = true
+	n.links = 1
 	f.changeNamesLocked(n, entry{dir, base, n})
 	return n, nil
 }
@@ -389,6 +391,43 @@ func (f *FS) Rename(oldName, newName string) error {
 		f.changeNamesLocked(n, entry{oldDir, oldBase, nil}, entry{dir, base, n})
 		return nil
 	})
+}
+
+// Link implements vfs.FS. The new name is durable after SyncDir of its
+// directory.
+func (f *FS) Link(oldName, newName string) error {
+	return f.call(Op{Kind: vfs.OpLink, Name: oldName}, func(bool) error {
+		n, err := f.fileLocked(oldName)
+		if err != nil {
+			return fail(vfs.OpLink, oldName, err)
+		}
+		dir, base, err := f.parentLocked(newName)
+		switch {
+		case err != nil:
+			return fail(vfs.OpLink, newName, err)
+		case dir.entries[base] != nil:
+			return fail(vfs.OpLink, newName, syscall.EEXIST)
+		case f.capacity <= f.used:
+			return full(vfs.OpLink, newName)
+		}
+		n.links++
+		f.changeNamesLocked(n, entry{dir, base, n})
+		return nil
+	})
+}
+
+// Links implements vfs.FS.
+func (f *FS) Links(name string) (int, error) {
+	links := 0
+	err := f.call(Op{Kind: vfs.OpLinks, Name: name}, func(bool) error {
+		n, err := f.fileLocked(name)
+		if err != nil {
+			return fail(vfs.OpLinks, name, err)
+		}
+		links = n.links
+		return nil
+	})
+	return links, err
 }
 
 // MkdirAll implements vfs.FS. The directories it makes are durable when it

@@ -17,9 +17,9 @@ type inode struct {
 	pending  []change
 	// lost says that pending changes were dropped by a failed sync: cur then
 	// holds bytes that no later Sync makes durable.
-	lost   bool
-	linked bool // has a name
-	opens  int
+	lost  bool
+	links int // names
+	opens int
 }
 
 type changeKind uint8

@@ -99,6 +99,8 @@ func (s *script) do(f []string) error {
 		return s.fs.Remove(name)
 	case "rename":
 		return s.fs.Rename(name, f[2])
+	case "link":
+		return s.fs.Link(name, f[2])
 	case "create":
 		s.files[name], err = s.fs.Create(name, vfs.OpenOptions{Write: true})
 		return err

@@ -31,6 +31,7 @@ func Run(t *testing.T, open func(t *testing.T) (fsys vfs.FS, dir string)) {
 		{"closed files refuse everything", testClosed},
 		{"allocate and truncate", testSizes},
 		{"rename replaces", testRename},
+		{"links", testLinks},
 		{"removed files stay readable while open", testRemoveOpen},
 		{"directories", testDirectories},
 		{"lock", testLock},
@@ -277,6 +278,67 @@ func testRename(t *testing.T, fsys vfs.FS, dir string) {
 	if err := fsys.Rename(a, sub); err == nil {
 		t.Fatal("a file replaced a directory")
 	}
+}
+
+func testLinks(t *testing.T, fsys vfs.FS, dir string) {
+	a, b, c := path.Join(dir, "a"), path.Join(dir, "b"), path.Join(dir, "sub", "c")
+	wantLinks := func(name string, want int) {
+		t.Helper()
+		n, err := fsys.Links(name)
+		must(t, err)
+		if n != want {
+			t.Fatalf("%s has %d names, want %d", name, n, want)
+		}
+	}
+	must(t, fsys.MkdirAll(path.Join(dir, "sub")))
+	create(t, fsys, a, "content")
+	wantLinks(a, 1)
+	must(t, fsys.Link(a, b))
+	must(t, fsys.Link(b, c))
+	wantLinks(a, 3)
+	wantLinks(c, 3)
+	must(t, fsys.SyncDir(dir))
+	must(t, fsys.SyncDir(path.Join(dir, "sub")))
+
+	create(t, fsys, path.Join(dir, "other"), "x")
+	wantIs(t, fsys.Link(a, path.Join(dir, "other")), fs.ErrExist)
+	wantIs(t, fsys.Link(a, b), fs.ErrExist)
+	wantIs(t, fsys.Link(a, a), fs.ErrExist)
+	wantIs(t, fsys.Link(path.Join(dir, "nothing"), path.Join(dir, "d")), fs.ErrNotExist)
+	wantIs(t, fsys.Link(a, path.Join(dir, "nothing", "d")), fs.ErrNotExist)
+	if err := fsys.Link(path.Join(dir, "sub"), path.Join(dir, "d")); err == nil {
+		t.Fatal("linked a directory")
+	}
+	if _, err := fsys.Links(path.Join(dir, "sub")); err == nil {
+		t.Fatal("links of a directory")
+	}
+	_, err := fsys.Links(path.Join(dir, "nothing"))
+	wantIs(t, err, fs.ErrNotExist)
+
+	// All names are one file.
+	f, err := fsys.Open(b, vfs.OpenOptions{Write: true})
+	must(t, err)
+	_, err = f.WriteAt([]byte("C"), 0)
+	must(t, err)
+	must(t, f.Close())
+	for _, name := range []string{a, b, c} {
+		if got := read(t, fsys, name); got != "Content" {
+			t.Fatalf("%s: %q", name, got)
+		}
+	}
+	must(t, fsys.Rename(a, b)) // nothing, as they are one file
+	wantLinks(a, 3)
+	must(t, fsys.Remove(a))
+	wantLinks(c, 2)
+	must(t, fsys.Rename(path.Join(dir, "other"), b))
+	wantLinks(c, 1)
+	wantLinks(b, 1)
+	if got := read(t, fsys, c); got != "Content" {
+		t.Fatalf("the last name: %q", got)
+	}
+	must(t, fsys.Remove(c))
+	_, err = fsys.Size(c)
+	wantIs(t, err, fs.ErrNotExist)
 }
 
 func testRemoveOpen(t *testing.T, fsys vfs.FS, dir string) {
