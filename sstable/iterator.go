@@ -12,12 +12,12 @@ type IterOptions struct {
 	Lower []byte // internal key, inclusive; nil: from the start
 	Upper []byte // internal key, exclusive; nil: to the end
 	// ReadAheadBytes is how much is read at once when blocks are taken one
-	// after another. Default: one block at a time.
+	// after another, at most 4 MiB: whole blocks that are not above Upper.
+	// The first read after a seek is one block, every following one twice the
+	// last, so that short scans read little. Default: one block at a time.
+	// Blocks that share a page are always read together.
 	ReadAheadBytes int
 }
-
-// readAheadMax bounds the memory of an iterator.
-const readAheadMax = 4 << 20
 
 // indexPos is a place in one level of the index.
 type indexPos struct {
@@ -27,8 +27,9 @@ type indexPos struct {
 	buf Buffer
 }
 
-// Iter is an entry.Iterator over the versions of a table. It holds up to
-// ReadAheadBytes and a block for each level of the index.
+// Iter is an entry.Iterator over the versions of a table. Until Close it holds
+// up to ReadAheadBytes, a block, and one for each level of the index that is
+// not pinned.
 type Iter struct {
 	r       *Reader
 	o       IterOptions
@@ -48,8 +49,7 @@ var errIterClosed = errors.New("sstable: iterator is closed")
 // NewIter returns an iterator that stands nowhere yet. The Reader must not be
 // closed before it.
 func (r *Reader) NewIter(o IterOptions) *Iter {
-	o.ReadAheadBytes = min(o.ReadAheadBytes, readAheadMax)
-	return &Iter{r: r, o: o, index: make([]indexPos, r.props.IndexLevels), ahead: window{bytes: o.ReadAheadBytes}}
+	return &Iter{r: r, o: o, index: make([]indexPos, r.props.IndexLevels), ahead: window{max: min(o.ReadAheadBytes, readAheadMax)}}
 }
 
 // First moves to the first version in bounds.
@@ -176,7 +176,19 @@ func (it *Iter) loadData() error {
 	if err != nil {
 		return err
 	}
-	data, err := it.ahead.load(it.r, ref)
+	if !it.ahead.has(ref) {
+		last := p.b.count - 1
+		if it.o.Upper != nil {
+			// The first separator at or above Upper ends the last block with
+			// a key below it.
+			i, _ := p.b.seek(it.o.Upper, entry.MaxSeqno)
+			last = min(last, i)
+		}
+		if err := it.ahead.read(it.r, ref, &p.b, &p.c, p.i, last); err != nil {
+			return err
+		}
+	}
+	data, err := it.ahead.block(it.r, ref)
 	if err != nil {
 		return err
 	}
@@ -215,53 +227,7 @@ func (it *Iter) Close() error {
 		it.index[i].buf.Free()
 	}
 	it.ahead.free()
+	// What pointed into that memory must not be followed by mistake.
+	it.index, it.data, it.version = nil, cursor{}, entry.Version{}
 	return nil
-}
-
-// window is a stretch of the file in memory, from which blocks that follow
-// each other are taken without a read each.
-type window struct {
-	bytes int // to read at once
-	buf   Buffer
-	one   Buffer // for blocks that need a read of their own, and plain bytes
-	from  int64
-	n     int
-	next  uint64 // where the block behind the last one starts, at least
-}
-
-// load returns a decoded data block, valid until the next load.
-func (w *window) load(r *Reader, ref BlockRef) ([]byte, error) {
-	off, end := int64(ref.Offset), int64(ref.end())
-	if off < w.from || end > w.from+int64(w.n) {
-		// Only a run of blocks is worth reading ahead.
-		run := ref.Offset >= w.next && ref.Offset < w.next+pageBytes
-		w.next = ref.end()
-		if !run || int(ref.Length) > w.bytes {
-			return r.load(ref, &w.one)
-		}
-		w.from, w.n = off&^(pageBytes-1), 0
-		n := int(min(roundPage(int64(w.bytes)), roundPage(int64(r.foot.dataBytes))-w.from, r.size-w.from))
-		if end > w.from+int64(n) {
-			return r.load(ref, &w.one)
-		}
-		if err := w.buf.grow(n); err != nil {
-			return nil, err
-		}
-		if err := r.readFull(w.buf.raw[:n], w.from); err != nil {
-			return nil, err
-		}
-		w.n = n
-	}
-	w.next = ref.end()
-	stored := w.buf.raw[off-w.from:][:ref.Length]
-	if !r.sumFits(ref, stored) {
-		return r.load(ref, &w.one) // which reads it again
-	}
-	return r.check(ref, stored, &w.one)
-}
-
-func (w *window) free() {
-	w.buf.Free()
-	w.one.Free()
-	w.n = 0
 }

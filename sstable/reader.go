@@ -194,12 +194,10 @@ func (r *Reader) pinIndex(start int64, n int) error {
 		}
 		stored := r.index[int64(ref.Offset)-start:][:ref.Length]
 		if !r.sumFits(ref, stored) {
-			// Read it again, into its place.
-			again, err := r.load(ref, &buf)
+			again, err := r.reread(ref, &buf)
 			if err != nil {
 				return nil, err
 			}
-			r.rereads.Add(1)
 			return r.index[int64(ref.Offset)-start:][:copy(stored, again)], nil
 		}
 		return r.check(ref, stored, nil)
@@ -251,7 +249,7 @@ func (r *Reader) pinFilter(buf *Buffer) error {
 		if r.sumFits(ref, into) {
 			continue
 		}
-		again, err := r.load(ref, buf)
+		again, err := r.reread(ref, buf)
 		if err != nil {
 			return err
 		}
@@ -341,6 +339,19 @@ func (r *Reader) load(ref BlockRef, buf *Buffer) ([]byte, error) {
 	}
 	rd.N, rd.Err = r.file.ReadAt(rd.Buf, rd.Off)
 	return r.Finish(ref, &rd, buf)
+}
+
+// reread reads a block that failed its sum once more, alone.
+func (r *Reader) reread(ref BlockRef, buf *Buffer) ([]byte, error) {
+	r.rereads.Add(1)
+	rd, err := r.Plan(ref, buf)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.readFull(rd.Buf, rd.Off); err != nil {
+		return nil, err
+	}
+	return r.check(ref, rd.Buf[int64(ref.Offset)-rd.Off:][:ref.Length], buf)
 }
 
 func (r *Reader) readFull(b []byte, off int64) error {

@@ -374,6 +374,12 @@ func rewriteProperties(t *testing.T, b []byte, change func(*Properties)) []byte 
 
 // TestS7_AnErrorStopsTheIterator: it does not go on behind what it cannot read.
 func TestS7_AnErrorStopsTheIterator(t *testing.T) {
+	for _, ahead := range []int{0, 4096, 64 << 10} {
+		t.Run(fmt.Sprintf("ahead=%d", ahead), func(t *testing.T) { failEveryRead(t, IterOptions{ReadAheadBytes: ahead}) })
+	}
+}
+
+func failEveryRead(t *testing.T, o IterOptions) {
 	b, vs := levelsTable(t)
 	boom := errors.New("boom")
 	for fail := 1; ; fail++ {
@@ -386,7 +392,7 @@ func TestS7_AnErrorStopsTheIterator(t *testing.T) {
 			}
 			return nil
 		}
-		it := r.NewIter(IterOptions{})
+		it := r.NewIter(o)
 		i := 0
 		for ok := it.First(); ok; ok = it.Next() {
 			if !sameVersion(it.Version(), &vs[i]) {
@@ -395,7 +401,7 @@ func TestS7_AnErrorStopsTheIterator(t *testing.T) {
 			i++
 		}
 		if it.Error() == nil {
-			if i != len(vs) || fail < 10 {
+			if i != len(vs) || fail < 4 {
 				t.Fatalf("read %d: ended quietly after %d entries", fail, i)
 			}
 			it.Close()

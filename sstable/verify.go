@@ -20,7 +20,7 @@ const verifyReadBytes = 256 << 10
 // thing that is wrong, a *CorruptError, or the error of a read. It needs one
 // buffer of 256 KiB and, unless pinned, a filter piece.
 func (r *Reader) Verify() error {
-	v := verifier{r: r, window: window{bytes: verifyReadBytes}, pieceAt: -1}
+	v := verifier{r: r, window: window{max: verifyReadBytes, min: verifyReadBytes}, pieceAt: -1}
 	defer v.window.free()
 	defer v.pieceBuf.Free()
 	v.bufs = make([]Buffer, r.props.IndexLevels)
@@ -102,7 +102,7 @@ func (v *verifier) index(ref BlockRef, data []byte, level int) error {
 			if err := v.index(child, below, level-1); err != nil {
 				return err
 			}
-		} else if err := v.dataBlock(child); err != nil {
+		} else if err := v.dataBlock(child, &c); err != nil {
 			return err
 		}
 		// What follows is above the separator: the next block checks its
@@ -118,12 +118,17 @@ func (v *verifier) index(ref BlockRef, data []byte, level int) error {
 	return nil
 }
 
-func (v *verifier) dataBlock(ref BlockRef) error {
+func (v *verifier) dataBlock(ref BlockRef, at *cursor) error {
 	if ref.Offset < v.end || ref.Offset-v.end >= pageBytes {
 		return v.bad(ref, "the block before it ends at %d", v.end)
 	}
 	v.end = ref.end()
-	data, err := v.window.load(v.r, ref)
+	if !v.window.has(ref) {
+		if err := v.window.read(v.r, ref, &at.b, &at.c, at.i, at.b.count-1); err != nil {
+			return err
+		}
+	}
+	data, err := v.window.block(v.r, ref)
 	if err != nil {
 		return err
 	}
