@@ -92,6 +92,12 @@ func (d *largeData) second(n, lag uint64) (version, bool) {
 	return 0, false
 }
 
+// once reports whether the load writes number n a single time.
+func (d *largeData) once(n uint64) bool {
+	r := n / largeConns % 64
+	return n < d.loaded && r%16 != 3 && r != 7 && r != 23 && r != 39
+}
+
 // afterLoad is the state of number n when the load is done.
 func (d *largeData) afterLoad(n uint64) version {
 	if n >= d.loaded {
@@ -191,6 +197,7 @@ func TestLargeData(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrote := map[uint64]version{} // the last state of each number
+	count := map[uint64]int{}
 	times := map[string]int{}
 	for c := range uint64(largeConns) {
 		w := d.loader(c)
@@ -200,6 +207,7 @@ func TestLargeData(t *testing.T) {
 				t.Fatalf("connection %d writes version %d of %d, had %d (%v)", c, v, n, old, again)
 			}
 			wrote[n] = v
+			count[n]++
 			times[fmt.Sprintf("%d-%d", old, v)]++
 		}
 	}
@@ -214,6 +222,11 @@ func TestLargeData(t *testing.T) {
 	for n, v := range wrote {
 		if got := d.afterLoad(n); got != v {
 			t.Fatalf("number %d: afterLoad says %d, the last write was %d", n, got, v)
+		}
+	}
+	for n, times := range count {
+		if d.once(n) != (times == 1) {
+			t.Fatalf("number %d is written %d times, once says %v", n, times, d.once(n))
 		}
 	}
 	fresh := 0

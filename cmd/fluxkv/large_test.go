@@ -46,7 +46,7 @@ type large struct {
 // reads back every key: after the load, after a restart, and after each
 // SIGKILL under durable writes. Some keys were written again or deleted much
 // later than first, so that tables have older versions, which must stay
-// hidden; some were never written. Resident memory stays below --mem-quota
+// hidden; some were never written. One client reads while the load goes on. Resident memory stays below --mem-quota
 // plus 150 MiB all along.
 //
 // By default it is small. FLUXKV_LARGE_1K and FLUXKV_LARGE_8B are the numbers
@@ -147,9 +147,13 @@ func (l *large) step(name string, out io.Writer, fn func() uint64) {
 }
 
 // load writes everything and ends with a SET that is answered when it is
-// durable, and with it all before it.
+// durable, and with it all before it. One connection reads meanwhile.
 func (l *large) load() uint64 {
 	var count atomic.Uint64
+	var places [largeConns]atomic.Uint64 // whose first version was answered
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() { l.readDuring(&done, &places) })
 	err := l.p.onConnections(func(c uint64, cl *client) error {
 		w := l.d.loader(c)
 		var scratch []byte
@@ -161,10 +165,17 @@ func (l *large) load() uint64 {
 			lw := largeWrite{n: n, v: v, had: true} // the load deletes what is there
 			scratch = lw.request(l.d, r, scratch)
 			return lw, true
-		}, func(w largeWrite, a *mcbp.Response) error { return w.check(a) })
+		}, func(w largeWrite, a *mcbp.Response) error {
+			if w.v == 1 {
+				places[c].Store(w.n/largeConns + 1)
+			}
+			return w.check(a)
+		})
 		count.Add(done)
 		return err
 	})
+	done.Store(true)
+	wg.Wait()
 	if err == nil {
 		durable := mcbp.Request{Opcode: mcbp.OpSet, Framing: []byte{0x11, 0x01}, Extras: setExtras[:], Key: []byte("barrier"), Value: []byte("durable")}
 		var a mcbp.Response
@@ -176,6 +187,50 @@ func (l *large) load() uint64 {
 		l.t.Fatalf("load: %v\n%s", err, l.p.text())
 	}
 	return count.Load()
+}
+
+// readDuring reads keys that the load writes once, half of them just written,
+// until done: whatever moves from memory to tables stays in sight.
+func (l *large) readDuring(done *atomic.Bool, places *[largeConns]atomic.Uint64) {
+	cl, err := dialClient(l.p.addr)
+	if err != nil {
+		l.t.Error(err)
+		return
+	}
+	defer cl.close()
+	var wrong largeMistakes
+	var key []byte
+	rnd := rand.New(rand.NewPCG(1, 1))
+	_, _, err = pipelined(cl, 4, func(r *mcbp.Request) (uint64, bool) {
+		c := rnd.Uint64N(largeConns)
+		n := l.d.all - 1 - c // never written
+		if end := places[c].Load(); end > 0 {
+			back := end
+			if rnd.IntN(2) == 0 {
+				back = min(end, 1000)
+			}
+			if m := (end-1-rnd.Uint64N(back))*largeConns + c; l.d.once(m) {
+				n = m
+			}
+		}
+		key = l.d.appendKey(key[:0], n)
+		r.Opcode, r.Key = mcbp.OpGet, key
+		return n, !done.Load()
+	}, func(n uint64, a *mcbp.Response) error {
+		wrong.observe(l.d, n, a, l.d.afterLoad(n))
+		return nil
+	})
+	if err != nil {
+		l.t.Errorf("read during the load: %v", err)
+	}
+	l.mistakes("during the load", &wrong)
+}
+
+// mistakes fails the test when there were some.
+func (l *large) mistakes(when string, m *largeMistakes) {
+	if len(m.counts) > 0 {
+		l.t.Errorf("%s: of %d reads: %v\n%s", when, m.read.Load(), m.counts, strings.Join(m.examples, "\n"))
+	}
 }
 
 // may returns the versions that number n may have, the likely one first.
@@ -231,9 +286,7 @@ func (l *large) readAll() uint64 {
 	if got := wrong.read.Load(); got != l.d.all {
 		l.t.Errorf("%d keys were read, want %d", got, l.d.all)
 	}
-	if len(wrong.counts) > 0 {
-		l.t.Errorf("of %d keys: %v\n%s", l.d.all, wrong.counts, strings.Join(wrong.examples, "\n"))
-	}
+	l.mistakes("all keys", &wrong)
 	return wrong.read.Load()
 }
 
