@@ -52,9 +52,13 @@ func (d *DeadSet) AppendSeqnos(dst []entry.Seqno) []entry.Seqno {
 	if d == nil {
 		return dst
 	}
-	for it := d.seqnos.Iterator(); it.HasNext(); {
-		dst = append(dst, entry.Seqno(it.Next()))
-	}
+	dst = slices.Grow(dst, d.Len())
+	d.each(func(some []uint64) bool {
+		for _, s := range some {
+			dst = append(dst, entry.Seqno(s))
+		}
+		return true
+	})
 	return dst
 }
 
@@ -67,43 +71,51 @@ const (
 	deadFixedBytes = 4 + 1 + 8
 )
 
-func uvarintBytes(v uint64) int {
-	var b [binary.MaxVarintLen64]byte
-	return binary.PutUvarint(b[:], v)
-}
-
 func (d *DeadSet) append(dst []byte) []byte {
-	it := d.seqnos.Iterator()
-	first := it.Next()
-	listBytes := uint64(0)
-	for last := first; it.HasNext(); {
-		s := it.Next()
-		listBytes += uint64(uvarintBytes(s - last))
-		last = s
-	}
-	bitmapBytes := (d.seqnos.Maximum()-first)/8 + 1
+	first := d.seqnos.Minimum()
+	bitmapBytes := int((d.seqnos.Maximum()-first)/8 + 1)
 	dst = le.AppendUint32(dst, uint32(d.segment))
-	it = d.seqnos.Iterator()
-	if listBytes <= bitmapBytes {
-		dst = append(dst, deadList)
-		dst = le.AppendUint64(dst, first)
-		it.Next()
-		for last := first; it.HasNext(); {
-			s := it.Next()
-			dst = binary.AppendUvarint(dst, s-last)
-			last = s
-		}
-		return dst
-	}
-	dst = append(dst, deadBitmap)
+	form := len(dst)
+	dst = append(dst, deadList)
 	dst = le.AppendUint64(dst, first)
 	at := len(dst)
-	dst = append(dst, make([]byte, bitmapBytes)...)
-	for bits := dst[at:]; it.HasNext(); {
-		i := it.Next() - first
-		bits[i/8] |= 1 << (i % 8)
+	last := first
+	listed := d.each(func(some []uint64) bool {
+		for _, s := range some {
+			if s > last { // all but the first
+				dst = binary.AppendUvarint(dst, s-last)
+				last = s
+			}
+		}
+		return len(dst)-at <= bitmapBytes
+	})
+	if listed {
+		return dst
 	}
+	dst[form] = deadBitmap
+	dst = slices.Grow(dst[:at], bitmapBytes)[:at+bitmapBytes]
+	bits := dst[at:]
+	clear(bits)
+	d.each(func(some []uint64) bool {
+		for _, s := range some {
+			bits[(s-first)/8] |= 1 << ((s - first) % 8)
+		}
+		return true
+	})
 	return dst
+}
+
+// each calls do with all seqnos in ascending order, some at a time, until it
+// returns false; it reports whether that never happened.
+func (d *DeadSet) each(do func(some []uint64) bool) bool {
+	buf := make([]uint64, 256)
+	it := d.seqnos.ManyIterator()
+	for n := it.NextMany(buf); n > 0; n = it.NextMany(buf) {
+		if !do(buf[:n]) {
+			return false
+		}
+	}
+	return true
 }
 
 // decodeDeadSet reads a payload. Every byte of it adds at most 8 seqnos, and
@@ -185,30 +197,55 @@ func (st *State) applyDead(e *Edit) error {
 	return nil
 }
 
-// forgetDead drops the sets of segments that are gone.
-func (st *State) forgetDead() {
-	gone := func(d *DeadSet) bool { _, ok := st.find(d.segment); return !ok }
-	if slices.ContainsFunc(st.Dead, gone) {
-		st.Dead = slices.DeleteFunc(slices.Clone(st.Dead), gone)
-	}
-}
-
 func (st *State) checkDead() error {
 	for i, d := range st.Dead {
-		s, ok := st.Segment(d.segment)
-		switch {
-		case !ok:
-			return fmt.Errorf("dead seqnos in segment %06d, which is not registered", d.segment)
-		case i > 0 && st.Dead[i-1].segment >= d.segment:
+		if i > 0 && st.Dead[i-1].segment >= d.segment {
 			return fmt.Errorf("dead seqnos of segment %06d out of order", d.segment)
 		}
-		low, high := entry.Seqno(d.seqnos.Minimum()), entry.Seqno(d.seqnos.Maximum())
-		switch {
-		case low == 0 || high > entry.MaxSeqno:
-			return fmt.Errorf("segment %06d: dead seqnos %d to %d", d.segment, low, high)
-		case (s.Sealed || s.Ended) && high > s.Last:
-			return fmt.Errorf("segment %06d: dead seqno %d, but its last is %d", d.segment, high, s.Last)
+		if err := st.checkDeadSet(d); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// checkChangedDead checks the sets that grew, and those of segments whose last
+// seqno is known now.
+func (st *State) checkChangedDead(e *Edit) error {
+	check := func(id entry.SegmentID) error {
+		if d := st.DeadSet(id); d != nil {
+			return st.checkDeadSet(d)
+		}
+		return nil
+	}
+	for _, d := range e.AddDead {
+		if err := check(d.segment); err != nil {
+			return err
+		}
+	}
+	for _, s := range e.SealSegments {
+		if err := check(s.ID); err != nil {
+			return err
+		}
+	}
+	for _, s := range e.EndSegments {
+		if err := check(s.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (st *State) checkDeadSet(d *DeadSet) error {
+	s, ok := st.Segment(d.segment)
+	low, high := entry.Seqno(d.seqnos.Minimum()), entry.Seqno(d.seqnos.Maximum())
+	switch {
+	case !ok:
+		return fmt.Errorf("dead seqnos in segment %06d, which is not registered", d.segment)
+	case low == 0 || high > entry.MaxSeqno:
+		return fmt.Errorf("segment %06d: dead seqnos %d to %d", d.segment, low, high)
+	case (s.Sealed || s.Ended) && high > s.Last:
+		return fmt.Errorf("segment %06d: dead seqno %d, but its last is %d", d.segment, high, s.Last)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package manifest
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"fluxkv/internal/entry"
 )
@@ -196,39 +197,45 @@ func (e *Edit) Append(dst []byte) []byte {
 
 // appendTables encodes what e says about tables and the documents they name.
 func (e *Edit) appendTables(dst []byte) []byte {
-	var payload []byte
-	field := func(tag byte) {
-		dst = append(dst, tag)
-		dst = binary.AppendUvarint(dst, uint64(len(payload)))
-		dst = append(dst, payload...)
-		payload = payload[:0]
-	}
 	for _, t := range e.AddTables {
-		payload = t.append(payload)
-		field(tagAddTable)
+		dst = append(dst, tagAddTable)
+		at := len(dst)
+		dst = insertLength(t.append(dst), at)
 	}
 	for _, n := range e.DropTables {
-		payload = le.AppendUint64(payload, n)
-		field(tagDropTable)
+		dst = append(dst, tagDropTable)
+		at := len(dst)
+		dst = insertLength(le.AppendUint64(dst, n), at)
 	}
 	for _, f := range e.Flushed {
-		payload = le.AppendUint16(payload, f.KVStore)
-		payload = le.AppendUint64(payload, uint64(f.Seqno))
-		field(tagFlushed)
+		dst = append(dst, tagFlushed)
+		at := len(dst)
+		dst = le.AppendUint16(dst, f.KVStore)
+		dst = insertLength(le.AppendUint64(dst, uint64(f.Seqno)), at)
 	}
 	for _, d := range e.AddDead {
-		payload = d.append(payload)
-		field(tagAddDead)
+		dst = append(dst, tagAddDead)
+		at := len(dst)
+		dst = insertLength(d.append(dst), at)
 	}
 	for i := range e.AddForwards {
-		payload = e.AddForwards[i].append(payload)
-		field(tagAddForward)
+		dst = append(dst, tagAddForward)
+		at := len(dst)
+		dst = insertLength(e.AddForwards[i].append(dst), at)
 	}
 	for _, id := range e.DropForwards {
-		payload = le.AppendUint32(payload, uint32(id))
-		field(tagDropForward)
+		dst = append(dst, tagDropForward)
+		at := len(dst)
+		dst = insertLength(le.AppendUint32(dst, uint32(id)), at)
 	}
 	return dst
+}
+
+// insertLength puts the length of the payload b[at:] in front of it.
+func insertLength(b []byte, at int) []byte {
+	var length [binary.MaxVarintLen64]byte
+	n := binary.PutUvarint(length[:], uint64(len(b)-at))
+	return slices.Insert(b, at, length[:n]...)
 }
 
 // DecodeEdit decodes the edit of one record. Errors name the place within b;

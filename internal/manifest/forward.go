@@ -88,8 +88,10 @@ func (st *State) applyForwards(e *Edit) error {
 		}
 		st.Forwards = slices.Insert(st.Forwards, i, Forward{From: f.From, To: mergeRanges(slices.Clone(f.To))})
 	}
-	for i := range st.Forwards {
-		st.flatten(&st.Forwards[i])
+	if len(e.AddForwards) > 0 { // without new ones they are flat
+		for i := range st.Forwards {
+			st.flatten(&st.Forwards[i])
+		}
 	}
 	for _, id := range e.DropForwards {
 		i, ok := st.findForward(id)
@@ -140,6 +142,30 @@ func mergeRanges(to []ForwardRange) []ForwardRange {
 		return nil
 	}
 	return out
+}
+
+// checkChangedForwards is checkForwards without what e cannot have broken.
+func (st *State) checkChangedForwards(e *Edit) error {
+	if len(e.AddForwards) > 0 {
+		return st.checkForwards()
+	}
+	for _, a := range e.AddSegments {
+		if _, ok := st.findForward(a.ID); ok {
+			return fmt.Errorf("forward of segment %06d, which is still registered", a.ID)
+		}
+	}
+	if len(e.DropSegments) == 0 {
+		return nil
+	}
+	dropped := slices.Sorted(slices.Values(e.DropSegments))
+	for _, f := range st.Forwards {
+		for _, r := range f.To {
+			if _, ok := slices.BinarySearch(dropped, r.Segment); ok {
+				return fmt.Errorf("forward of segment %06d to %06d, which is not registered", f.From, r.Segment)
+			}
+		}
+	}
+	return nil
 }
 
 func (st *State) checkForwards() error {

@@ -16,6 +16,9 @@ const (
 	// A manifest is replaced when it is longer than both.
 	rotateBytesMin     = 1 << 20
 	rotateSnapshotsMin = 4
+
+	// keptRecordBytes bounds the buffer that is kept for the next record.
+	keptRecordBytes = 1 << 20
 )
 
 // Log is the manifest of an open store. It is safe for concurrent use.
@@ -27,6 +30,7 @@ type Log struct {
 	// nextFile is the number NextFileNumber hands out next. It is outside mu so
 	// that nobody who needs a file number waits for a sync.
 	nextFile atomic.Uint64
+	written  atomic.Int64 // bytes, of all manifests since Open
 
 	// mu guards the fields below. It is last in the lock order and the only
 	// lock that may be held across I/O.
@@ -35,10 +39,11 @@ type Log struct {
 	// file is the manifest being appended to; nil after Open until the first
 	// Apply has started a new one (W6: its old tail may be torn).
 	file     vfs.File
-	end      int64 // where the next record goes; all bytes before it are synced
-	rotateAt int64 // length at which the file is replaced
-	promised bool  // the last record is a bare promise, or the first one
-	poison   error // the cause, once a write to the manifest failed half-way
+	end      int64  // where the next record goes; all bytes before it are synced
+	rotateAt int64  // length at which the file is replaced
+	promised bool   // the last record is a bare promise, or the first one
+	rec      []byte // the last record, kept for its space
+	poison   error  // the cause, once a write to the manifest failed half-way
 	closed   bool
 }
 
@@ -139,6 +144,9 @@ func (l *Log) SeenFile(n uint64) {
 		}
 	}
 }
+
+// WrittenBytes is what this Log has written so far, snapshots included.
+func (l *Log) WrittenBytes() int64 { return l.written.Load() }
 
 // State returns the state after the last successful Apply.
 func (l *Log) State() State {
@@ -252,7 +260,11 @@ func (l *Log) poisonedLocked() error { return fmt.Errorf("%w: %w", ErrPoisoned, 
 
 // appendLocked writes and syncs one record; e nil writes a bare promise.
 func (l *Log) appendLocked(e *Edit) error {
-	rec := appendRecord(nil, l.secret, l.state.Manifest, l.end, l.end, e)
+	rec := appendRecord(l.rec[:0], l.secret, l.state.Manifest, l.end, l.end, e)
+	l.rec = rec
+	if cap(rec) > keptRecordBytes {
+		l.rec = nil
+	}
 	if l.end+int64(len(rec)) > manifestBytesMax {
 		return fmt.Errorf("append to %s: it would pass %d bytes", l.file.Name(), manifestBytesMax)
 	}
@@ -271,6 +283,7 @@ func (l *Log) appendLocked(e *Edit) error {
 		return l.poisonedLocked()
 	}
 	l.end += int64(len(rec))
+	l.written.Add(int64(len(rec)))
 	l.promised = e == nil
 	return nil
 }
@@ -327,6 +340,7 @@ func (l *Log) writeNew(name string, b []byte) (vfs.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", name, err)
 	}
+	l.written.Add(int64(len(b)))
 	if _, err = f.WriteAt(b, 0); err != nil {
 		err = fmt.Errorf("write %s: %w", name, err)
 	} else if err = mutant.Skip(mutant.SkipNewManifestSync, f.Sync); err != nil {

@@ -67,10 +67,12 @@ func checkHeader(name string, b []byte, secret [16]byte, number uint64) error {
 	return nil
 }
 
+var zeroRecordHeader [recordHeaderBytes]byte
+
 // appendRecord encodes a record that will be written at file offset off.
 func appendRecord(dst []byte, secret [16]byte, number uint64, off, prevEnd int64, e *Edit) []byte {
 	at := len(dst)
-	dst = append(dst, make([]byte, recordHeaderBytes)...)
+	dst = append(dst, zeroRecordHeader[:]...)
 	if e != nil {
 		dst = e.Append(dst)
 	}
@@ -135,6 +137,10 @@ func replay(name string, b []byte, secret [16]byte, number uint64, synced int64)
 	}
 	r.torn = r.end < int64(len(b))
 	r.state.Manifest = number
+	// Each edit was checked for what it changed; the sum is checked whole (M8).
+	if err := Validate(r.state); err != nil {
+		return replayed{}, corruptf(name, r.end, "%v", err)
+	}
 	switch {
 	case r.end < synced:
 		return replayed{}, corruptf(name, r.end, "damaged or cut, and CURRENT says it was synced up to %d", synced)

@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -121,43 +120,5 @@ func TestS4b_DeadSetsAreNoLongerThanTheyNeedBe(t *testing.T) {
 		if err != nil || !slices.Equal(d.AppendSeqnos(nil), seqnos) {
 			t.Errorf("one of %d dead: came back as %d of %d: %v", c.one, d.Len(), len(seqnos), err)
 		}
-	}
-}
-
-// BenchmarkApply derives a state from one with 2,000 tables that address 400
-// segments each, as one flush does.
-func BenchmarkApply(b *testing.B) {
-	var e Edit
-	var use []SegmentUse
-	for id := range entry.SegmentID(400) {
-		e.AddSegments = append(e.AddSegments, AddSegment{ID: id + 1, Kind: SegmentGC, Size: 1 << 27})
-		use = append(use, SegmentUse{Segment: id + 1, Documents: 1, Bytes: 100})
-	}
-	for kv := range uint16(16) {
-		e.Flushed = append(e.Flushed, Flushed{KVStore: kv, Seqno: 1000})
-		for i := range 125 {
-			key := entry.AppendKey(nil, kv, fmt.Appendf(nil, "%06d", i))
-			e.AddTables = append(e.AddTables, &Table{Number: uint64(1000 + int(kv)*125 + i), KVStore: kv, Level: 1, LowestSeqno: 1, HighestSeqno: 1000,
-				FileBytes: 4096, Entries: 1, Smallest: key, Largest: key, Segments: use})
-		}
-	}
-	st, err := emptyState().Apply(&e)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for name, text := range map[string]string{
-		"flush": "table 9000 kv=3 run=9000 keys=0..9 seqnos=1001..1002; flushed 3 1002",
-		"dead":  "dead 7 1,2,3",
-		"free":  "add 401 gc 65536; drop 7; forward 7 401:1..9",
-	} {
-		b.Run(name, func(b *testing.B) {
-			change := parseEdit(b, text)
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := st.Apply(&change); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

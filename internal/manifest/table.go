@@ -175,41 +175,77 @@ func (st *State) SeqnoFloor() entry.Seqno {
 
 func compareFlushed(f Flushed, kvstore uint16) int { return cmp.Compare(f.KVStore, kvstore) }
 
-// applyTables takes over what e says about tables and flushed positions. Drops
-// come first, so that one edit can move a table to another level.
+// applyTables takes over what e says about tables. Drops come first, so that one
+// edit can move a table to another level.
 func (st *State) applyTables(e *Edit) error {
-	if len(e.DropTables)+len(e.AddTables) > 0 {
-		drop := make(map[uint64]bool, len(e.DropTables))
-		for _, n := range e.DropTables {
-			if drop[n] {
-				return fmt.Errorf("table %06d dropped twice", n)
-			}
-			drop[n] = true
+	if len(e.DropTables)+len(e.AddTables) == 0 {
+		return nil
+	}
+	dropped := make([]*Table, 0, len(e.DropTables))
+	for _, n := range slices.Sorted(slices.Values(e.DropTables)) {
+		if len(dropped) > 0 && dropped[len(dropped)-1].Number == n {
+			return fmt.Errorf("table %06d dropped twice", n)
 		}
-		tables := make([]*Table, 0, len(st.Tables)+len(e.AddTables))
-		numbers := make(map[uint64]bool, cap(tables))
-		for _, t := range st.Tables {
-			if drop[t.Number] {
-				delete(drop, t.Number)
-				continue
-			}
-			numbers[t.Number] = true
-			tables = append(tables, t)
-		}
-		for n := range drop {
+		t := st.table(n)
+		if t == nil {
 			return fmt.Errorf("table %06d dropped, but it is not there", n)
 		}
-		for _, t := range e.AddTables {
-			if numbers[t.Number] {
-				return fmt.Errorf("table %06d added twice", t.Number)
-			}
-			numbers[t.Number] = true
-			tables = append(tables, t)
-			st.NextFileNumber = max(st.NextFileNumber, t.Number+1)
-		}
-		slices.SortFunc(tables, compareTables)
-		st.Tables = tables
+		dropped = append(dropped, t)
 	}
+	added := slices.Clone(e.AddTables)
+	slices.SortFunc(added, compareNumbers)
+	for i, t := range added {
+		_, again := slices.BinarySearchFunc(dropped, t, compareNumbers)
+		if i > 0 && added[i-1].Number == t.Number || !again && st.table(t.Number) != nil {
+			return fmt.Errorf("table %06d added twice", t.Number)
+		}
+		st.NextFileNumber = max(st.NextFileNumber, t.Number+1)
+	}
+	st.byNumber = exchange(st.byNumber, dropped, added, compareNumbers)
+	slices.SortFunc(dropped, compareTables)
+	slices.SortFunc(added, compareTables)
+	st.Tables = exchange(st.Tables, dropped, added, compareTables)
+	st.countAddressed(dropped, added)
+	return nil
+}
+
+// exchange returns tables without dropped, all of which are there, and with
+// added. All three are in the order of compare; tables is not written.
+func exchange(tables, dropped, added []*Table, compare func(a, b *Table) int) []*Table {
+	out := make([]*Table, 0, len(tables)-len(dropped)+len(added))
+	for len(dropped)+len(added) > 0 {
+		var next *Table
+		drop := len(added) == 0 || len(dropped) > 0 && compare(dropped[0], added[0]) <= 0
+		if drop {
+			next, dropped = dropped[0], dropped[1:]
+		} else {
+			next, added = added[0], added[1:]
+		}
+		i, _ := slices.BinarySearchFunc(tables, next, compare)
+		out = append(out, tables[:i]...)
+		tables = tables[i:]
+		if drop {
+			tables = tables[1:]
+		} else {
+			out = append(out, next)
+		}
+	}
+	return append(out, tables...)
+}
+
+// table returns the table of this number, nil when there is none.
+func (st *State) table(number uint64) *Table {
+	i, ok := slices.BinarySearchFunc(st.byNumber, number, func(t *Table, n uint64) int { return cmp.Compare(t.Number, n) })
+	if !ok {
+		return nil
+	}
+	return st.byNumber[i]
+}
+
+func compareNumbers(a, b *Table) int { return cmp.Compare(a.Number, b.Number) }
+
+// applyFlushed takes over flushed positions.
+func (st *State) applyFlushed(e *Edit) error {
 	if len(e.Flushed) > 0 {
 		st.Flushed = slices.Clone(st.Flushed)
 	}
@@ -234,21 +270,55 @@ func (st *State) checkFlushed() error {
 	return nil
 }
 
-// checkTables checks tables against flushed positions and each other.
+// checkTables checks all tables, and what is derived from them.
 func (st *State) checkTables() error {
 	for i, t := range st.Tables {
-		switch {
-		case i > 0 && compareTables(st.Tables[i-1], t) >= 0:
+		if i > 0 && compareTables(st.Tables[i-1], t) >= 0 {
 			return fmt.Errorf("table %06d out of order", t.Number)
-		case t.Number >= st.NextFileNumber:
-			return fmt.Errorf("table %06d: next file number is only %d", t.Number, st.NextFileNumber)
-		case t.HighestSeqno > st.FlushedSeqno(t.KVStore):
-			// Replay would add its newest versions a second time.
-			return fmt.Errorf("table %06d: seqnos up to %d, but kvstore %d is flushed only up to %d",
-				t.Number, t.HighestSeqno, t.KVStore, st.FlushedSeqno(t.KVStore))
+		}
+		if err := st.checkTable(t); err != nil {
+			return err
 		}
 	}
-	return st.checkOverlap()
+	if err := st.checkOverlap(); err != nil {
+		return err
+	}
+	return st.checkDerived()
+}
+
+// checkAdded is checkTables for tables that were added to a valid state.
+func (st *State) checkAdded(tables []*Table) error {
+	for _, t := range tables {
+		if err := st.checkTable(t); err != nil {
+			return err
+		}
+		if err := st.checkNeighbours(t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkTable checks a table in itself, against the flushed position of its
+// kvstore, and that every segment it addresses is registered or forwarded (R8).
+func (st *State) checkTable(t *Table) error {
+	if err := t.check(); err != nil {
+		return err
+	}
+	switch {
+	case t.Number >= st.NextFileNumber:
+		return fmt.Errorf("table %06d: next file number is only %d", t.Number, st.NextFileNumber)
+	case t.HighestSeqno > st.FlushedSeqno(t.KVStore):
+		// Replay would add its newest versions a second time.
+		return fmt.Errorf("table %06d: seqnos up to %d, but kvstore %d is flushed only up to %d",
+			t.Number, t.HighestSeqno, t.KVStore, st.FlushedSeqno(t.KVStore))
+	}
+	for _, s := range t.Segments {
+		if !st.resolves(s.Segment) {
+			return lostError(t, s.Segment)
+		}
+	}
+	return nil
 }
 
 // checkOverlap checks M8 and R14: tables of a run share no key, and runs of
@@ -262,13 +332,8 @@ func (st *State) checkOverlap() error {
 		}
 		open = slices.DeleteFunc(open, func(o *Table) bool { return bytes.Compare(o.Largest, t.Smallest) < 0 })
 		for _, o := range open {
-			switch {
-			case o.Run == t.Run:
-				return fmt.Errorf("tables %06d and %06d of kvstore %d, level %d, run %d overlap from %q on",
-					o.Number, t.Number, t.KVStore, t.Level, t.Run, t.Smallest)
-			case o.LowestSeqno <= t.HighestSeqno && t.LowestSeqno <= o.HighestSeqno:
-				return fmt.Errorf("tables %06d and %06d of kvstore %d share keys from %q on and seqnos: %d to %d and %d to %d",
-					o.Number, t.Number, t.KVStore, t.Smallest, o.LowestSeqno, o.HighestSeqno, t.LowestSeqno, t.HighestSeqno)
+			if err := checkPair(o, t); err != nil {
+				return err
 			}
 		}
 		open = append(open, t)
@@ -276,18 +341,43 @@ func (st *State) checkOverlap() error {
 	return nil
 }
 
-// checkEach checks each of these tables in itself, and that every segment they
-// address is registered or forwarded (R8).
-func (st *State) checkEach(tables []*Table) error {
-	for _, t := range tables {
-		if err := t.check(); err != nil {
-			return err
-		}
-		for _, s := range t.Segments {
-			if !st.resolves(s.Segment) {
-				return lostError(t, s.Segment)
+// checkNeighbours is checkOverlap for one table of a state whose others are
+// valid, or are given to it too. In a sorted level, what touches no neighbour
+// touches nothing; in level 0 it is compared with all that begin before it ends.
+func (st *State) checkNeighbours(t *Table) error {
+	tables := st.LevelTables(t.KVStore, t.Level)
+	at, _ := slices.BinarySearchFunc(tables, t, compareTables)
+	from := 0
+	if t.Level > 0 {
+		from = max(at-1, 0)
+	}
+	for _, o := range tables[from:at] {
+		if bytes.Compare(o.Largest, t.Smallest) >= 0 {
+			if err := checkPair(o, t); err != nil {
+				return err
 			}
 		}
+	}
+	for _, o := range tables[at+1:] {
+		if bytes.Compare(o.Smallest, t.Largest) > 0 {
+			return nil
+		}
+		if err := checkPair(t, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkPair checks two tables of a level of a kvstore that share keys, o before t.
+func checkPair(o, t *Table) error {
+	switch {
+	case o.Run == t.Run:
+		return fmt.Errorf("tables %06d and %06d of kvstore %d, level %d, run %d overlap from %q on",
+			o.Number, t.Number, t.KVStore, t.Level, t.Run, t.Smallest)
+	case o.LowestSeqno <= t.HighestSeqno && t.LowestSeqno <= o.HighestSeqno:
+		return fmt.Errorf("tables %06d and %06d of kvstore %d share keys from %q on and seqnos: %d to %d and %d to %d",
+			o.Number, t.Number, t.KVStore, t.Smallest, o.LowestSeqno, o.HighestSeqno, t.LowestSeqno, t.HighestSeqno)
 	}
 	return nil
 }
@@ -296,7 +386,7 @@ func (st *State) checkEach(tables []*Table) error {
 // registered or forwarded.
 func (st *State) checkLost(ids []entry.SegmentID) error {
 	for _, id := range ids {
-		if st.resolves(id) {
+		if st.TablesOf(id) == 0 || st.resolves(id) {
 			continue
 		}
 		for _, t := range st.Tables {
