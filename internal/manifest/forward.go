@@ -150,7 +150,8 @@ func (st *State) checkChangedForwards(e *Edit) error {
 		return st.checkForwards()
 	}
 	for _, a := range e.AddSegments {
-		if _, ok := st.findForward(a.ID); ok {
+		_, forwarded := st.findForward(a.ID)
+		if _, registered := st.find(a.ID); forwarded && registered {
 			return fmt.Errorf("forward of segment %06d, which is still registered", a.ID)
 		}
 	}
