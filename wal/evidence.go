@@ -118,15 +118,11 @@ func (t *tailSearch) corrupt(format string, args ...any) error {
 // that no manifest names, 0 when it has none or is no segment of this store
 // under this id. Groups are written to registered segments only, so a seqno
 // that the manifest cannot account for is evidence that the manifest lost
-// edits. It reads the whole file.
+// edits. A file that ends in its footer, as those do that wait to be used again,
+// is believed that; of others the whole is read, through o.Buffers buffers.
 func HighestSeqno(ctx context.Context, o ScanOptions, id entry.SegmentID) (entry.Seqno, error) {
 	o.withDefaults()
-	pool, err := newScanPool(o.Buffers, o.BufferBytes)
-	if err != nil {
-		return 0, fmt.Errorf("scan segment %06d: buffers: %w", id, err)
-	}
-	defer pool.close()
-	s := &scan{ctx: ctx, o: &o, pool: pool}
+	s := &scan{ctx: ctx, o: &o}
 	f, err := s.open(ScanSegment{ID: id})
 	if errors.Is(err, ErrCorrupt) {
 		return 0, nil // its header was never finished
@@ -135,6 +131,17 @@ func HighestSeqno(ctx context.Context, o ScanOptions, id entry.SegmentID) (entry
 		return 0, err
 	}
 	defer f.file.Close()
+	foot, err := readFooterTail(f.file, f.bytes, &o.Secret, id)
+	if err == nil {
+		return foot.Last, nil
+	}
+	if !errors.Is(err, ErrNoFooter) && !errors.Is(err, ErrCorrupt) {
+		return 0, err
+	}
+	if s.pool, err = newScanPool(o.Buffers, o.BufferBytes); err != nil {
+		return 0, fmt.Errorf("scan segment %06d: buffers: %w", id, err)
+	}
+	defer s.pool.close()
 	t := &tailSearch{scan: s, name: f.name, missing: entry.MaxSeqno + 1}
 	if err := t.segment(f, int64(f.align)); err != nil && !errors.Is(err, ErrCorrupt) {
 		return 0, err

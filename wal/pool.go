@@ -267,41 +267,11 @@ func (l *Log) sealNext() bool {
 func (l *Log) prepare(want int64, urgent bool) (*Segment, error) {
 	bytes := roundUp(min(max(l.o.SegmentBytes(), want+int64(l.o.Align)), MaxSegmentBytes), l.o.Align)
 	id := l.o.NextID()
-	name := path.Join(l.o.Dir, SegmentsDir, SegmentName(id, SegmentLog))
-	s := l.fromPool(bytes)
-	if s != nil {
-		if err := l.o.FS.Rename(s.name(), name); err != nil {
-			s.File.Close()
-			return nil, fmt.Errorf("reuse log segment %s as %s: %w", s.name(), name, err)
-		}
-		l.stats.reused.Add(1)
-		s = &Segment{ID: id, Kind: SegmentLog, File: s.File, bytes: s.bytes, log: l}
-	} else {
-		dir := path.Join(l.o.Dir, SegmentsDir)
-		free, err := l.o.FS.FreeBytes(dir)
-		if err != nil {
-			return nil, fmt.Errorf("free space of %s: %w", dir, err)
-		}
-		reserve := l.o.ReserveBytes(bytes)
-		if urgent {
-			reserve = 0
-		}
-		if free < bytes+reserve {
-			return nil, fmt.Errorf("log segment of %d bytes: %d free, %d kept in reserve: %w", bytes, free, reserve, vfs.ErrNoSpace)
-		}
-		f, err := l.o.FS.Create(name, vfs.OpenOptions{Write: true, Direct: l.o.Direct})
-		if err != nil {
-			return nil, fmt.Errorf("create log segment: %w", err)
-		}
-		s = &Segment{ID: id, Kind: SegmentLog, File: f, bytes: bytes, log: l}
-		if err := f.Allocate(bytes); err != nil {
-			return nil, errors.Join(fmt.Errorf("allocate log segment %s: %w", name, err), l.discardFile(s, name))
-		}
-		if err := l.prewrite(s); err != nil {
-			return nil, errors.Join(fmt.Errorf("prewrite log segment %s: %w", name, err), l.discardFile(s, name))
-		}
-		l.stats.segments.Add(1)
+	s, err := l.takeFile(id, bytes, urgent)
+	if err != nil {
+		return nil, err
 	}
+	name := s.name()
 	s.refs.Store(2) // the set's and the writer's
 	if err := l.writeHeader(s, name); err != nil {
 		return nil, errors.Join(err, l.discardFile(s, name))
@@ -323,63 +293,6 @@ func (l *Log) prepare(want int64, urgent bool) (*Segment, error) {
 	return s, nil
 }
 
-func (l *Log) discardFile(s *Segment, name string) error {
-	return errors.Join(s.File.Close(), l.o.FS.Remove(name))
-}
-
-func (s *Segment) name() string {
-	return path.Join(s.log.o.Dir, SegmentsDir, SegmentName(s.ID, s.Kind))
-}
-
-func (l *Log) writeHeader(s *Segment, name string) error {
-	b, err := alignedBuffer(l.o.Align, "segment header")
-	if err != nil {
-		return err
-	}
-	defer offheap.FreeAligned(b)
-	h := SegmentHeader{Kind: s.Kind, Align: l.o.Align, ID: s.ID, Size: s.bytes, StoreID: l.o.StoreID}
-	h.Encode(b)
-	if _, err := s.File.WriteAt(b, 0); err != nil {
-		return fmt.Errorf("write header of log segment %s: %w", name, err)
-	}
-	if err := mutant.Skip(mutant.SkipSegmentSync, s.File.Sync); err != nil {
-		return fmt.Errorf("sync log segment %s: %w", name, err)
-	}
-	return nil
-}
-
-// prewrite writes zeros over a fresh segment, and stops early when a writer
-// waits for it or the store closes.
-func (l *Log) prewrite(s *Segment) error {
-	if !l.o.Prewrite {
-		return nil
-	}
-	b, err := alignedBuffer(prewriteBytes, "prewrite buffer")
-	if err != nil {
-		return err
-	}
-	defer offheap.FreeAligned(b)
-	for off := int64(0); off < s.bytes; off += int64(len(b)) {
-		if l.closing.Load() || l.segmentNeeded() {
-			return nil
-		}
-		n := min(int64(len(b)), s.bytes-off)
-		if _, err := s.File.WriteAt(b[:n], off); err != nil {
-			return err
-		}
-		l.stats.prewritten.Add(n)
-	}
-	return nil
-}
-
-// segmentNeeded reports whether the active segment is nearly full: then an
-// unwritten segment now is better than a written one later.
-func (l *Log) segmentNeeded() bool {
-	l.o.Mu.Lock()
-	defer l.o.Mu.Unlock()
-	return l.active != nil && int64(l.activeOff) > l.active.bytes-l.active.bytes/8
-}
-
 // fromPool takes the best freed segment for a wish of bytes: at least as large,
 // at most twice.
 func (l *Log) fromPool(bytes int64) *Segment {
@@ -395,24 +308,37 @@ func (l *Log) fromPool(bytes int64) *Segment {
 	return nil
 }
 
-// pool keeps a dropped segment for reuse, or removes its file. A file that was
-// cut at its seal is extended again: nearly all of its blocks were written.
+// pool keeps a dropped segment for reuse, or removes its file.
 func (l *Log) pool(s *Segment) {
 	l.o.Mu.Lock()
 	keep := len(l.prep.free) < poolMax && !l.prep.idle && s.Kind == SegmentLog && l.failed == nil
 	l.o.Mu.Unlock()
-	if keep {
-		size := roundUp(s.bytes, l.o.Align)
-		if err := s.File.Allocate(size); err == nil {
-			s.bytes = size
-			s.docs = nil
-			l.o.Mu.Lock()
-			l.prep.free = append(l.prep.free, s)
-			l.o.Mu.Unlock()
-			return
-		}
+	if !keep || l.spaceIsShort(s.bytes) || !l.hasOneName(s) {
+		l.remove([]*Segment{s})
+		return
 	}
-	l.remove([]*Segment{s})
+	s.docs = nil
+	l.o.Mu.Lock()
+	l.prep.free = append(l.prep.free, s)
+	l.o.Mu.Unlock()
+}
+
+// spaceIsShort reports whether the space kept in reserve next to segments of
+// bytes is used already, by what may use it: then it takes every file that is
+// freed.
+func (l *Log) spaceIsShort(bytes int64) bool {
+	free, err := l.o.FS.FreeBytes(path.Join(l.o.Dir, SegmentsDir))
+	return err == nil && free < l.o.ReserveBytes(bytes)
+}
+
+// drainPool removes the files of the pool. It reports whether there were any.
+func (l *Log) drainPool() bool {
+	l.o.Mu.Lock()
+	all := l.prep.free
+	l.prep.free = nil
+	l.o.Mu.Unlock()
+	l.remove(all)
+	return len(all) > 0
 }
 
 // remove gives the files of dropped segments back to the disk.

@@ -64,6 +64,13 @@ func (o *ScanOptions) withDefaults() {
 	}
 }
 
+// MemoryBytes is the most that the buffers of Scan take, except for groups that
+// are larger than one.
+func (o ScanOptions) MemoryBytes() int64 {
+	o.withDefaults()
+	return int64(o.Buffers) * 2 * int64(o.BufferBytes)
+}
+
 func (o *ScanOptions) validate() error {
 	if o.BufferBytes < AlignMax || o.BufferBytes%AlignMax != 0 || o.Buffers < 3 {
 		return fmt.Errorf("scan log: %d buffers of %d bytes", o.Buffers, o.BufferBytes)
