@@ -30,6 +30,10 @@ type FlushOptions struct {
 	// key, which stay together, make a larger one, and keys of many KiB.
 	// Default 64 MiB.
 	TableBytes int64
+	// LeaveDirSync leaves the sync of Dir to the caller, who flushes more than
+	// one kvstore there. Without it the names of the Result's tables may not
+	// survive a power cut.
+	LeaveDirSync bool
 	// Versions is how many versions the source must have, 0 when unknown: a
 	// source that ends early is an error.
 	Versions uint64
@@ -87,7 +91,7 @@ const contextEvery = 1024
 // bytes are at hand.
 //
 // Each table is synced, opened again and verified before the next begins; the
-// directory is synced once, at the end. On any error, cancelling included,
+// directory is synced once, at the end, unless LeaveDirSync. On any error, cancelling included,
 // every file that was made is removed and the Result is zero; a file that
 // could not be removed is named in the error. The caller keeps src, and must
 // not move it meanwhile.
@@ -267,7 +271,7 @@ func (f *flusher) finish(ctx context.Context) error {
 		r.DecidedAt = f.o.Policy.Now
 	}
 	r.sortDead()
-	if len(r.Tables) == 0 {
+	if len(r.Tables) == 0 || f.o.LeaveDirSync {
 		return nil
 	}
 	if err := ctx.Err(); err != nil {

@@ -102,7 +102,7 @@ func (c *clearer) stop() {
 // clearNow writes the clear record, starts fresh memtables behind it, and then
 // gives back what only older seqnos could see. clears.mu is held.
 func (db *DB) clearNow() (Seqno, error) {
-	seqno, from, err := db.placeClear()
+	seqno, err := db.placeClear()
 	if err != nil {
 		return 0, db.writeError(err)
 	}
@@ -114,39 +114,78 @@ func (db *DB) clearNow() (Seqno, error) {
 	// The clear is done. What follows frees space and may fail: the log has
 	// the record until the edit is there.
 	db.retireCleared()
-	var dropped []entry.SegmentID
-	_, err = db.edit(func(st manifest.State) *manifest.Edit {
-		e := &manifest.Edit{ClearSeqno: seqno, ReplayFrom: from, SetPendingClear: true}
-		for _, s := range st.Segments {
-			if s.Kind == manifest.SegmentLog && s.ID < from.Segment {
-				e.DropSegments = append(e.DropSegments, s.ID)
-			}
-		}
-		dropped = e.DropSegments
-		if mutant.DropBeforeEdit {
-			db.log.Drop(dropped)
-			time.Sleep(time.Millisecond)
-		}
-		return e
-	})
-	if err != nil {
+	if err := db.recordClear(seqno); err != nil {
 		return seqno, db.writeError(fmt.Errorf("record the clear: %w", db.edited(err)))
 	}
 	db.clears.cancel()
-	db.log.Drop(dropped)
 	return seqno, nil
 }
 
-// placeClear numbers the clear and makes it visible. From is where replay may
-// start once the clear is in the manifest.
-func (db *DB) placeClear() (seqno Seqno, from entry.Position, err error) {
+// recordClear puts a durable clear into the manifest, and drops what only
+// older seqnos could see unless a snapshot still does.
+func (db *DB) recordClear(seqno Seqno) error {
+	db.edits.mu.Lock()
+	defer db.edits.mu.Unlock()
+	st := db.edits.log.State()
+	e := &manifest.Edit{ClearSeqno: seqno, SetPendingClear: true}
+	e.ReplayFrom = db.replayFrom(&st, func(*table) bool { return false }, true)
+	if seqno <= db.horizon() || mutant.ClearUnderSnapshot {
+		e.DropTables = clearedTables(&st, seqno)
+		e.DropSegments = unneeded(&st, e)
+	} else {
+		db.sched.tablesToRetire.Store(true)
+	}
+	if mutant.DropBeforeEdit {
+		db.log.Drop(e.DropSegments)
+		time.Sleep(time.Millisecond)
+	}
+	return db.installEdit(e, func(*view) { db.commit.clearPin = entry.Position{} })
+}
+
+// clearedTables are those with nothing but versions that a clear ended.
+func clearedTables(st *manifest.State, cleared Seqno) (numbers []uint64) {
+	for _, t := range st.Tables {
+		if t.HighestSeqno <= cleared {
+			numbers = append(numbers, t.Number)
+		}
+	}
+	return numbers
+}
+
+// retireTables drops what a clear ended and a snapshot kept in tables and
+// segments, once that snapshot is gone.
+func (db *DB) retireTables() error {
+	if !db.sched.tablesToRetire.Load() || db.readOnly.Load() != nil {
+		return nil
+	}
+	db.edits.mu.Lock()
+	defer db.edits.mu.Unlock()
+	st := db.edits.log.State()
+	if st.ClearSeqno == 0 || st.ClearSeqno > db.horizon() {
+		return nil
+	}
+	db.sched.tablesToRetire.Store(false)
+	e := &manifest.Edit{DropTables: clearedTables(&st, st.ClearSeqno)}
+	e.ReplayFrom = db.replayFrom(&st, func(*table) bool { return false }, false)
+	if e.DropSegments = unneeded(&st, e); len(e.DropTables)+len(e.DropSegments) == 0 {
+		return nil
+	}
+	if err := db.installEdit(e, func(*view) {}); err != nil {
+		db.sched.tablesToRetire.Store(true)
+		return db.edited(err)
+	}
+	return nil
+}
+
+// placeClear numbers the clear and makes it visible.
+func (db *DB) placeClear() (seqno Seqno, err error) {
 	size := wal.BatchSize{Count: 1, Bytes: len(wal.AppendClear(nil)), Urgent: true}
 	size.Largest = size.Bytes
 	var fresh [kvstoresMax]*table
 	for i := range db.kvstores {
 		if fresh[i], err = db.newTable(); err != nil {
 			freeTables(fresh[:i])
-			return 0, from, err
+			return 0, err
 		}
 	}
 	c := &db.commit
@@ -171,23 +210,26 @@ func (db *DB) placeClear() (seqno Seqno, from entry.Position, err error) {
 						t.cleared = seqno
 					}
 				}
+				c.active[i].sealed = seqno
 				v.tables[i] = append([]*table{fresh[i]}, v.tables[i]...)
 				c.active[i] = fresh[i]
 			}
 			v.clears = append(v.clears, seqno)
 			old := db.installLocked(v)
-			from = place.Position()
+			if c.clearPin.Segment == 0 {
+				c.clearPin = place.Position()
+			}
 			c.mu.Unlock()
 			old.release()
 			wal.AppendClear(place.Buf[:0])
 			place.Done()
 			db.publish.finish(ticket)
-			return seqno, from, nil
+			return seqno, nil
 		}
 		c.mu.Unlock()
 		if err := db.makeWay(err, size); err != nil {
 			freeTables(fresh[:db.kvstores])
-			return 0, from, err
+			return 0, err
 		}
 	}
 }
@@ -210,7 +252,7 @@ func (db *DB) retireCleared() {
 		return
 	}
 	v := cur.derive()
-	changed, kept := false, false
+	changed := false
 	for i := range v.tables {
 		ts := v.tables[i][:0]
 		for _, t := range v.tables[i] {
@@ -219,8 +261,6 @@ func (db *DB) retireCleared() {
 			case t.cleared <= h:
 				changed = true
 				continue
-			default:
-				kept = true
 			}
 			ts = append(ts, t)
 		}
@@ -233,10 +273,6 @@ func (db *DB) retireCleared() {
 	// Only the last clear at or below the horizon matters, and those above.
 	for len(v.clears) > 1 && v.clears[1] <= h {
 		v.clears = v.clears[1:]
-	}
-	if !kept && v.clears[0] > 0 {
-		// Every table left began empty, behind the clear, and has its bytes.
-		v.segments = nil
 	}
 	old := db.installLocked(v)
 	c.mu.Unlock()

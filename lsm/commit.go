@@ -40,6 +40,9 @@ type committer struct {
 	// (design R17).
 	stripes []Seqno
 	active  [kvstoresMax]*table
+	// clearPin is the place of a clear that is not in the manifest yet: replay
+	// must find it (design R3). Zero: none.
+	clearPin entry.Position
 
 	rnd atomic.Uint64 // seeds for node heights
 }
@@ -178,8 +181,12 @@ func (db *DB) number(b *Batch, size wal.BatchSize, cond *condition) (wal.Place, 
 			place, err = db.log.PlaceLocked(size, c.next)
 		}
 		if err == nil {
-			ticket := db.numberLocked(b, size)
+			ticket := db.numberLocked(b, size, &place)
+			_, padded := db.log.PlacedLocked()
 			c.mu.Unlock()
+			if db.quota.used.Load() > db.sched.usedAt.Load() || padded > db.sched.paddedAt.Load() {
+				db.sched.wake()
+			}
 			return place, ticket, nil
 		}
 		c.mu.Unlock()
@@ -233,13 +240,17 @@ func (db *DB) checkLocked(b *Batch, cond *condition) error {
 }
 
 // numberLocked cannot fail: checkLocked and PlaceLocked have seen to it.
-func (db *DB) numberLocked(b *Batch, size wal.BatchSize) (ticket uint64) {
+func (db *DB) numberLocked(b *Batch, size wal.BatchSize, place *wal.Place) (ticket uint64) {
 	c := &db.commit
 	b.first = c.next
 	c.next += Seqno(size.Count)
 	for i := range b.touched {
 		t := &b.touched[i]
 		t.table = c.active[t.kvstore]
+		if t.table.first.Segment == 0 {
+			t.table.first = place.Position()
+			t.table.record, t.table.padded = db.log.PlacedLocked()
+		}
 		var ok bool
 		if t.place, ok = t.table.Reserve(t.bytes); !ok {
 			panic("lsm: memtable refused a place that was checked for")
@@ -324,12 +335,14 @@ func (db *DB) rotateFull(b *Batch) error {
 			continue
 		}
 		v := db.current.Load().derive()
+		c.active[t.kvstore].sealed = c.next - 1
 		v.tables[t.kvstore] = append([]*table{fresh}, v.tables[t.kvstore]...)
 		c.active[t.kvstore] = fresh
 		old := db.installLocked(v)
 		c.mu.Unlock()
 		old.release()
 	}
+	db.sched.wake() // to flush the full one
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"fluxkv/internal/manifest"
 	"fluxkv/internal/vfs"
+	"fluxkv/sstable"
 	"fluxkv/wal"
 )
 
@@ -33,6 +34,16 @@ type DB struct {
 	snapshots snapshots
 	clears    clearer
 	edits     edits
+	sched     scheduler
+	readers   *sstable.Readers
+	files     tableFiles // guarded by edits.mu
+	obsolete  obsolete
+	// filesBytes is what tables and sealed segments take.
+	filesBytes atomic.Int64
+	scratches  scratches
+	// expiryClock is the highest time, in Unix seconds, at which a version was
+	// given up because it had expired (design R24).
+	expiryClock atomic.Uint32
 
 	readOnly atomic.Pointer[error]
 	closing  atomic.Bool
@@ -162,11 +173,15 @@ func (db *DB) close() error {
 	for db.inflight.Load() != 0 {
 		<-db.drained
 	}
+	db.sched.stop()
 	// The view goes first: what it held last is freed while the log still can.
 	if v := db.current.Swap(nil); v != nil {
 		v.release()
 	}
-	return errors.Join(db.log.Close(), db.edits.log.Close(), db.lock.Close())
+	db.removeObsolete()
+	err := errors.Join(db.log.Close(), db.readers.Close(), db.edits.log.Close(), db.lock.Close())
+	db.scratches.free()
+	return err
 }
 
 // failed is told by the log that it failed. committer.mu is held.
@@ -174,5 +189,6 @@ func (db *DB) failed(err error) {
 	err = db.writeError(err)
 	if db.readOnly.CompareAndSwap(nil, &err) {
 		db.quota.stop(err)
+		db.sched.wake()
 	}
 }

@@ -29,6 +29,11 @@ func (db *DB) edit(change func(manifest.State) *manifest.Edit) (manifest.State, 
 	if e == nil {
 		return st, nil
 	}
+	return db.applyLocked(e)
+}
+
+// applyLocked makes e durable. edits.mu is held.
+func (db *DB) applyLocked(e *manifest.Edit) (manifest.State, error) {
 	st, err := db.edits.log.Apply(e)
 	if err != nil && errors.Is(err, manifest.ErrPoisoned) {
 		err = fmt.Errorf("%w: %w", wal.ErrFailed, err)

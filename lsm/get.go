@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -100,57 +101,74 @@ func (db *DB) Get(dst, key []byte) (Item, error) {
 	}
 	defer v.release()
 	db.counts.gets.Add(1)
-	it, m, err := db.findAt(v, at, dst, key)
-	if err != nil || m.Value.HasBytes {
-		return it, err
+	g := get{key: key, hash: xxhash.Sum64(key), vbucket: db.vbucket(key), at: at}
+	if !db.findInMemory(v, &g) || !g.m.Value.HasBytes && g.m.Kind == entry.KindSet {
+		// Close must not take the files away meanwhile. What is in memory is
+		// pinned and needs no word that all readers change.
+		if err := db.enter(); err != nil {
+			return Item{}, err
+		}
+		defer db.leave()
 	}
-	// Close must not take the file away meanwhile. What is in memory is pinned
-	// and needs no word that all readers change.
-	if err := db.enter(); err != nil {
-		return Item{}, err
-	}
-	defer db.leave()
-	return db.readItem(v, it, &m, dst)
+	return db.finishGet(v, &g, dst, true)
 }
 
-// getAt reads from a pinned view at a seqno. The caller has entered.
-func (db *DB) getAt(v *view, at Seqno, dst, key []byte) (Item, error) {
-	it, m, err := db.findAt(v, at, dst, key)
-	if err != nil || m.Value.HasBytes {
-		return it, err
-	}
-	return db.readItem(v, it, &m, dst)
+// getAt reads from a pinned view at a seqno. The caller has entered. Without
+// value, one that is not in memory is not read from the log.
+func (db *DB) getAt(v *view, at Seqno, dst, key []byte, value bool) (Item, error) {
+	g := get{key: key, hash: xxhash.Sum64(key), vbucket: db.vbucket(key), at: at}
+	db.findInMemory(v, &g)
+	return db.finishGet(v, &g, dst, value)
 }
 
-// findAt is getAt without the device: an item whose version has no bytes lacks
-// its value.
-func (db *DB) findAt(v *view, at Seqno, dst, key []byte) (it Item, m memtable.View, err error) {
-	hash := xxhash.Sum64(key)
-	vb := db.vbucket(key)
-	for _, t := range v.tables[int(vb)%db.kvstores] {
-		if !t.Get(hash, vb, key, at, &m) {
-			continue
-		}
-		it, ok := db.item(&m, key, v.clearFor(at))
-		if !ok {
-			return Item{}, m, ErrNotFound
-		}
-		if m.Value.HasBytes {
-			n := len(dst)
-			dst = append(dst, m.Value.Bytes...)
-			it.Value = dst[n:]
-		}
-		return it, m, nil
-	}
-	return Item{}, m, ErrNotFound
+// get is one point read under way.
+type get struct {
+	key     []byte
+	hash    uint64
+	vbucket uint16
+	at      Seqno
+	found   bool
+	m       memtable.View
 }
 
-// readItem completes an item by its document, appended to dst.
-func (db *DB) readItem(v *view, it Item, m *memtable.View, dst []byte) (Item, error) {
+// findInMemory looks into the memtables, newest first.
+func (db *DB) findInMemory(v *view, g *get) bool {
+	for _, t := range v.tables[int(g.vbucket)%db.kvstores] {
+		if t.Get(g.hash, g.vbucket, g.key, g.at, &g.m) {
+			g.found = true
+			break
+		}
+	}
+	return g.found
+}
+
+// finishGet looks into the tables when memory had nothing, and makes the item.
+// Its value is appended to dst.
+func (db *DB) finishGet(v *view, g *get, dst []byte, value bool) (Item, error) {
 	n := len(dst)
-	dst, err := db.readDocument(v, m, it.Key, dst)
-	if err != nil {
-		return Item{}, err
+	if g.found {
+		if g.m.Value.HasBytes {
+			dst = append(dst, g.m.Value.Bytes...)
+		}
+	} else {
+		var err error
+		dst, g.found, err = db.findInTables(v, g.at, g.hash, g.vbucket, g.key, dst, &g.m)
+		if err != nil {
+			return Item{}, err
+		}
+	}
+	if !g.found {
+		return Item{}, ErrNotFound
+	}
+	it, ok := db.item(&g.m, g.key, v.clearFor(g.at))
+	if !ok {
+		return Item{}, ErrNotFound
+	}
+	if !g.m.Value.HasBytes && value {
+		var err error
+		if dst, err = db.readDocument(v, &g.m, g.key, dst); err != nil {
+			return Item{}, err
+		}
 	}
 	it.Value = dst[n:]
 	return it, nil
@@ -174,12 +192,29 @@ func (db *DB) item(m *memtable.View, key []byte, cleared Seqno) (Item, bool) {
 
 // expired reports whether a document of this expiry is gone now.
 func (db *DB) expired(expiry uint32) bool {
-	return expiry != 0 && int64(expiry) <= db.o.Now().Unix()
+	return expiry != 0 && expiry <= db.expiryNow()
+}
+
+// expiryNow is the clock of expiry, in Unix seconds: what was given up once
+// must not come back when the system's clock is set back (design R24).
+func (db *DB) expiryNow() uint32 {
+	now := db.o.Now().Unix()
+	return max(uint32(min(max(now, 0), math.MaxUint32)), db.expiryClock.Load())
+}
+
+// raiseExpiryClock notes that something was given up as of t.
+func (db *DB) raiseExpiryClock(t uint32) {
+	for {
+		old := db.expiryClock.Load()
+		if t <= old || db.expiryClock.CompareAndSwap(old, t) {
+			return
+		}
+	}
 }
 
 // readDocument appends the value of a separated document to dst.
 func (db *DB) readDocument(v *view, m *memtable.View, key, dst []byte) ([]byte, error) {
-	s := v.segments[m.Value.Address.Segment]
+	s := v.version.segments[m.Value.Address.Segment]
 	if s == nil {
 		return dst, db.lostAddress(m.Value.Address)
 	}

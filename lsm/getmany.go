@@ -3,6 +3,8 @@ package lsm
 import (
 	"github.com/cespare/xxhash/v2"
 
+	"fluxkv/internal/entry"
+	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
 	"fluxkv/wal"
 )
@@ -22,7 +24,10 @@ type ReadBatch struct {
 	// docBytes is the sum of their records; beyond readBytesMax it goes on
 	// counting, so that a smaller document does not slip in behind.
 	docBytes int64
-	buf      []byte // values read from the log
+	buf      []byte // values read from tables and the log
+
+	searches []*scratch // under way, of keys that memtables did not have
+	reads    []vfs.Read
 }
 
 // Reset empties the batch and keeps its memory, except very large buffers. It
@@ -107,8 +112,11 @@ func (db *DB) GetMany(b *ReadBatch) error {
 	}
 	memtable.GetAcross(b.gets)
 	db.searchOlder(b, v)
+	b.docs, b.docOf, b.docBytes, b.buf = b.docs[:0], b.docOf[:0], 0, b.buf[:0]
+	if i := db.unanswered(b, v, 0); i < n {
+		db.searchTables(b, v, i)
+	}
 	cleared := v.clearFor(at)
-	b.docs, b.docOf, b.docBytes = b.docs[:0], b.docOf[:0], 0
 	for i := range b.gets {
 		g := &b.gets[i]
 		if b.errs[i] != nil {
@@ -158,6 +166,112 @@ func (db *DB) searchOlder(b *ReadBatch, v *view) {
 	}
 }
 
+// searchTables looks for the keys that no memtable had in the tables of their
+// kvstores. Blocks that are not in memory are read together, as many as there
+// are searches, round by round until none needs one.
+func (db *DB) searchTables(b *ReadBatch, v *view, from int) {
+	n := len(b.gets)
+	if err := db.enter(); err != nil { // Close closes the files
+		for i := from; i < n; i = db.unanswered(b, v, i+1) {
+			b.errs[i] = err
+		}
+		return
+	}
+	defer db.leave()
+	for from < n {
+		from = db.gatherSearches(b, v, from)
+		for len(b.searches) > 0 {
+			db.readBlocks(b)
+		}
+	}
+}
+
+// unanswered returns the first key at or behind i that tables may have.
+func (db *DB) unanswered(b *ReadBatch, v *view, i int) int {
+	for ; i < len(b.gets); i++ {
+		if g := &b.gets[i]; !g.Found && b.errs[i] == nil && len(v.version.runs[int(g.VBucket)%db.kvstores]) > 0 {
+			break
+		}
+	}
+	return i
+}
+
+// searchesMax is how many searches of one batch are under way together.
+const searchesMax = 128
+
+// gatherSearches starts up to searchesMax searches of the keys from one on and
+// returns where it stopped.
+func (db *DB) gatherSearches(b *ReadBatch, v *view, from int) int {
+	var s *scratch // of a search that ended at once serves the next
+	i := from
+	for ; i < len(b.gets) && len(b.searches) < searchesMax; i = db.unanswered(b, v, i+1) {
+		if b.docBytes > readBytesMax {
+			b.errs[i] = ErrReadLimit
+			continue
+		}
+		if s == nil {
+			s = db.scratches.take()
+		}
+		g := &b.gets[i]
+		s.key = entry.AppendKey(s.key[:0], g.VBucket, g.Key)
+		s.of = int32(i)
+		s.get.start(v.version.runs[int(g.VBucket)%db.kvstores], g.Hash, s.key, g.At)
+		if s.get.next() {
+			b.searches = append(b.searches, s)
+			s = nil
+		} else if s.get.err != nil {
+			b.errs[i] = db.tableError(s.get.err)
+		}
+	}
+	if s != nil {
+		db.scratches.put(s)
+	}
+	return i
+}
+
+// readBlocks reads the block of every search under way and takes each on to
+// its next block, or to its end.
+func (db *DB) readBlocks(b *ReadBatch) {
+	b.reads = b.reads[:0]
+	for _, s := range b.searches {
+		db.countBlockRead(s.get.ref)
+		b.reads = append(b.reads, s.get.read)
+	}
+	vfs.ReadMany(b.reads)
+	going := b.searches[:0]
+	for j, s := range b.searches {
+		s.get.read = b.reads[j]
+		found, needs := s.get.finish()
+		if s.get.err == nil && !found && (needs || s.get.next()) {
+			going = append(going, s)
+			continue
+		}
+		if found {
+			b.take(s)
+		} else if s.get.err != nil {
+			b.errs[s.of] = db.tableError(s.get.err)
+		}
+		db.scratches.put(s)
+	}
+	clear(b.searches[len(going):])
+	clear(b.reads)
+	b.searches = going
+}
+
+// take makes what a search found the answer to its key. Bytes are copied, so
+// that the block's memory serves the next search.
+func (b *ReadBatch) take(s *scratch) {
+	g := &b.gets[s.of]
+	g.Found = true
+	s.get.view(&g.View)
+	if g.View.Value.HasBytes {
+		n := len(b.buf)
+		b.buf = append(b.buf, g.View.Value.Bytes...)
+		g.View.Value.Bytes = b.buf[n:len(b.buf):len(b.buf)]
+		b.docBytes += int64(len(b.buf) - n)
+	}
+}
+
 // addDocument notes that the value of key i is in the log.
 func (b *ReadBatch) addDocument(db *DB, i int, v *view) {
 	g := &b.gets[i]
@@ -165,7 +279,7 @@ func (b *ReadBatch) addDocument(db *DB, i int, v *view) {
 		b.errs[i] = ErrReadLimit
 		return
 	}
-	s := v.segments[g.View.Value.Address.Segment]
+	s := v.version.segments[g.View.Value.Address.Segment]
 	if s == nil {
 		b.errs[i] = db.lostAddress(g.View.Value.Address)
 		return
@@ -185,7 +299,7 @@ func (db *DB) readDocuments(b *ReadBatch) {
 	}
 	defer db.leave()
 	db.counts.documentReads.Add(int64(len(b.docs)))
-	b.buf = wal.ReadDocuments(b.docs, &db.secret, !db.o.BufferedIO, b.buf[:0])
+	b.buf = wal.ReadDocuments(b.docs, &db.secret, !db.o.BufferedIO, b.buf)
 	for j := range b.docs {
 		i := b.docOf[j]
 		if err := b.docs[j].Err; err != nil {

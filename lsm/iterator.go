@@ -49,10 +49,11 @@ type Iterator struct {
 	ahead   bool // order stands at a document that is not in page yet
 
 	// page are the documents from the current one on, as far as they were
-	// looked at. Their slices alias memory that view pins.
+	// looked at. Their slices alias keep, or memtables that view pins.
 	page     []pageEntry
 	pos      int
 	pageSize int
+	keep     []byte        // keys and values of page that a table's iterator owned
 	docs     []wal.DocRead // of Item
 	docOf    []int
 	buf      []byte // values read from the log
@@ -75,10 +76,12 @@ type order interface {
 	// seek moves to the first document at or after key in this order.
 	seek(key []byte) bool
 	next() bool
-	// version is valid as long as the view is pinned, except for the struct
-	// itself, which the next move changes.
+	// version is valid until the next move. Bytes of values beyond
+	// inlineBytesMax are in a memtable, and stay as long as the view is pinned.
 	version() *entry.Version
 	err() error
+	// close lets go of tables.
+	close()
 }
 
 // NewIter returns an iterator over the documents with keys from lower,
@@ -136,14 +139,17 @@ func (it *Iterator) refresh() bool {
 // drop lets go of the view and all that aliases it.
 func (it *Iterator) drop() {
 	it.clearPage()
-	it.order = nil
+	if it.order != nil {
+		it.order.close()
+		it.order = nil
+	}
 	it.view.release()
 	it.view = nil
 }
 
 func (it *Iterator) clearPage() {
 	clear(it.page)
-	it.page, it.pos, it.ahead = it.page[:0], 0, false
+	it.page, it.pos, it.ahead, it.keep = it.page[:0], 0, false, it.keep[:0]
 }
 
 // usable reports whether the iterator may move, and refuses for good when the
@@ -174,7 +180,11 @@ func (it *Iterator) SeekGE(key []byte) bool { return it.seek(key) }
 
 // seek moves to key, nil for the first document.
 func (it *Iterator) seek(key []byte) bool {
-	if !it.usable() || it.stale() && !it.refresh() {
+	if !it.usable() || !it.enter() {
+		return false
+	}
+	defer it.db.leave()
+	if it.stale() && !it.refresh() {
 		return false
 	}
 	it.pageSize = pageMin
@@ -187,6 +197,17 @@ func (it *Iterator) Next() bool {
 	if !it.usable() || it.pos >= len(it.page) {
 		return false
 	}
+	if it.pos+1 < len(it.page) && !it.stale() {
+		it.pos++
+		if e := it.page[it.pos].Meta.Expiry; e == 0 || !it.db.expired(e) {
+			return true
+		}
+		it.pos-- // the way of settle
+	}
+	if !it.enter() {
+		return false
+	}
+	defer it.db.leave()
 	if it.stale() {
 		// On from the next possible key; the page goes with the view.
 		it.resume = append(append(it.resume[:0], it.Key()...), 0)
@@ -238,10 +259,32 @@ func (it *Iterator) take() {
 	it.clearPage()
 	ok := true
 	for ok && len(it.page) < it.pageSize {
-		it.page = append(it.page, pageEntry{Version: *it.order.version()})
+		e := pageEntry{Version: *it.order.version()}
+		e.Key = it.own(e.Key)
+		if len(e.Value.Bytes) <= inlineBytesMax {
+			e.Value.Bytes = it.own(e.Value.Bytes)
+		}
+		it.page = append(it.page, e)
 		ok = it.order.next()
 	}
 	it.ahead = ok
+}
+
+// own copies b to keep.
+func (it *Iterator) own(b []byte) []byte {
+	n := len(it.keep)
+	it.keep = append(it.keep, b...)
+	return it.keep[n:len(it.keep):len(it.keep)]
+}
+
+// enter keeps Close from closing files while the iterator moves.
+func (it *Iterator) enter() bool {
+	if err := it.db.enter(); err != nil {
+		it.err = err
+		it.drop()
+		return false
+	}
+	return true
 }
 
 // Key returns the current document's key, valid until the next move or Close.
@@ -301,7 +344,7 @@ func (it *Iterator) readAhead() error {
 			break
 		}
 		e.read = true
-		s := it.view.segments[e.Value.Address.Segment]
+		s := it.view.version.segments[e.Value.Address.Segment]
 		if s == nil {
 			e.err = db.lostAddress(e.Value.Address)
 			continue

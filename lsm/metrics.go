@@ -13,6 +13,10 @@ type counters struct {
 	documentReads, corruptReads atomic.Int64
 	updateRetries, diskFull     atomic.Int64
 	clears                      atomic.Int64
+
+	blockReads, indexReads               atomic.Int64
+	flushes, flushedTables, flushedBytes atomic.Int64
+	flushedEntries, flushDropped         atomic.Int64
 }
 
 // Recovery says what Open found.
@@ -25,7 +29,8 @@ type Recovery struct {
 	// acknowledged, because not all before them was durable.
 	Discarded int64         `json:"discarded_groups"`
 	Records   int64         `json:"records"`
-	Bytes     int64         `json:"bytes"` // of log read
+	Bytes     int64         `json:"bytes"`  // of log read
+	Spills    int           `json:"spills"` // times that replay filled the write cache and flushed it
 	Duration  time.Duration `json:"nanoseconds"`
 }
 
@@ -46,6 +51,8 @@ type Stats struct {
 	UserBytes     int64 `json:"user_bytes"`     // keys and values of them
 	DocumentReads int64 `json:"document_reads"` // from the log
 	CorruptReads  int64 `json:"corrupt_reads"`
+	BlockReads    int64 `json:"block_reads"` // data blocks of tables
+	IndexReads    int64 `json:"index_reads"` // index and filter blocks of tables
 	UpdateRetries int64 `json:"update_retries"`
 	Clears        int64 `json:"clears"`
 
@@ -53,8 +60,28 @@ type Stats struct {
 	WriteCacheLimit int64 `json:"write_cache_limit"`
 	Entries         int64 `json:"memtable_entries"` // versions, tombstones included
 	Memtables       int   `json:"memtables"`
+	Tables          int   `json:"tables"` // of the key index
+	TableBytes      int64 `json:"table_bytes"`
+	TableEntries    int64 `json:"table_entries"` // versions, tombstones included
+	TablesOpen      int   `json:"tables_open"`
+	TableMemory     int64 `json:"table_memory"` // of filters and indexes, in bytes
+	TablesFenced    int   `json:"tables_fenced"`
+	RunsMax         int   `json:"runs_max"`  // that a read may have to look into
+	LogBytes        int64 `json:"log_bytes"` // of sealed segments
+	GarbageKnown    int64 `json:"garbage_documents"`
 	Snapshots       int   `json:"snapshots"`
 	OldestSnapshot  Seqno `json:"oldest_snapshot"`
+
+	Flushes       int64  `json:"flushes"`
+	FlushesFailed int64  `json:"flushes_failed"`
+	FlushesNow    int    `json:"flushes_now"`
+	FlushError    string `json:"flush_error,omitempty"` // of the last one, if it failed
+	FlushedTables int64  `json:"flushed_tables"`
+	// FlushedEntries were written to tables, FlushDropped versions were not,
+	// because nobody could see them any more.
+	FlushedEntries int64   `json:"flushed_entries"`
+	FlushDropped   int64   `json:"flush_dropped_entries"`
+	Written        Written `json:"written_bytes"`
 
 	// Writers held up since Open, by cause.
 	Slowed       int64         `json:"slowed_writes"`
@@ -69,6 +96,17 @@ type Stats struct {
 	Log          wal.LogStats  `json:"log"`
 	Recovery     Recovery      `json:"recovery"`
 	PendingClear time.Time     `json:"pending_clear"` // zero: none
+}
+
+// Written says for what bytes went to the device since Open. The sum over the
+// bytes of users is write amplification; file system metadata is not in it.
+type Written struct {
+	Log         int64 `json:"log"`          // headers and records of groups
+	LogPadding  int64 `json:"log_padding"`  // up to whole blocks
+	LogPrewrite int64 `json:"log_prewrite"` // zeros over fresh segments of a durable store
+	LogFooters  int64 `json:"log_footers"`  // seqno indexes of sealed segments
+	Flush       int64 `json:"flush"`        // tables made of memtables
+	Manifest    int64 `json:"manifest"`
 }
 
 // Stats returns the counters. It takes short locks only.
@@ -90,8 +128,29 @@ func (db *DB) Stats() Stats {
 		DiskFull: db.counts.diskFull.Load(), MemQuota: db.o.MemQuota,
 		Log: db.log.Stats(), Recovery: db.recovery,
 	}
-	if s.StalledNow > 0 {
-		s.StallCause = "write cache full"
+	db.sched.mu.Lock()
+	s.FlushesFailed, s.FlushesNow = db.sched.failed, db.sched.running
+	if err := db.sched.err; err != nil {
+		s.FlushError = err.Error()
+	}
+	db.sched.mu.Unlock()
+	s.Flushes, s.FlushedTables = db.counts.flushes.Load(), db.counts.flushedTables.Load()
+	s.FlushedEntries, s.FlushDropped = db.counts.flushedEntries.Load(), db.counts.flushDropped.Load()
+	s.BlockReads, s.IndexReads = db.counts.blockReads.Load(), db.counts.indexReads.Load()
+	s.Written = Written{
+		Log: s.Log.RecordBytes, LogPadding: s.Log.GroupBytes - s.Log.RecordBytes, LogPrewrite: s.Log.Prewritten,
+		LogFooters: s.Log.FooterBytes, Flush: db.counts.flushedBytes.Load(), Manifest: db.edits.log.WrittenBytes(),
+	}
+	rs := db.readers.Stats()
+	s.TablesOpen, s.TableMemory, s.TablesFenced = rs.Open, rs.MemoryBytes, rs.Fenced
+	switch {
+	case s.StalledNow == 0:
+	case s.FlushesNow > 0:
+		s.StallCause = "write cache full, being flushed"
+	case s.FlushError != "":
+		s.StallCause = "write cache full, flush fails"
+	default:
+		s.StallCause = "write cache full, held by readers"
 	}
 	if err := db.readOnly.Load(); err != nil {
 		s.ReadOnly = (*err).Error()
@@ -101,6 +160,12 @@ func (db *DB) Stats() Stats {
 	db.commit.mu.Unlock()
 	st := db.edits.log.State()
 	s.ClearSeqno = st.ClearSeqno
+	for _, x := range st.Segments {
+		s.LogBytes += max(x.FileBytes, int64(x.End))
+	}
+	for _, d := range st.Dead {
+		s.GarbageKnown += int64(d.Len())
+	}
 	if st.PendingClear != 0 {
 		s.PendingClear = time.Unix(0, st.PendingClear)
 	}
@@ -118,6 +183,14 @@ func (db *DB) Stats() Stats {
 				s.Memtables++
 				s.Entries += int64(t.Len())
 			}
+		}
+		for _, f := range v.version.files {
+			s.Tables++
+			s.TableBytes += f.meta.FileBytes
+			s.TableEntries += int64(f.meta.Entries)
+		}
+		for _, runs := range v.version.runs {
+			s.RunsMax = max(s.RunsMax, len(runs))
 		}
 		v.release()
 	}

@@ -69,7 +69,9 @@ func (m *machine) recovered(t *rapid.T, durable Seqno) {
 	if len(v.clears) > 0 {
 		end = v.clears[len(v.clears)-1]
 	}
+	st := m.db.edits.log.State()
 	for k := range m.db.kvstores {
+		end = max(end, st.FlushedSeqno(uint16(k)))
 		for _, tab := range v.tables[k] {
 			it := tab.NewIter(nil, nil)
 			for ok := it.First(); ok; ok = it.Next() {

@@ -195,7 +195,7 @@ func (o Options) Validate() error {
 	if o.AsyncWindow < 0 || o.AsyncWindow > time.Minute {
 		bad("AsyncWindow %v: want up to 1m", o.AsyncWindow)
 	}
-	if o.InlineLimit < 0 || o.InlineLimit > 64*kib {
+	if o.InlineLimit < 0 || o.InlineLimit > inlineBytesMax {
 		bad("InlineLimit %d: want at most 65536", o.InlineLimit)
 	}
 	if o.SegmentBytes < o.segmentBytesMin || o.SegmentBytes > 2*gib {
@@ -234,12 +234,21 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
+// tableMemory bounds what the filters and indexes of tables take: what the
+// write cache and the buffers of reads leave of the quota.
+func (o Options) tableMemory() int64 {
+	return max(o.MemQuota-o.WriteCache-8*mib, o.MemQuota/16)
+}
+
 // BatchBytesMax is the most that one Batch may take in the log: a quarter of
 // the write cache, or one item where that is larger.
 func (o Options) BatchBytesMax() int {
 	o = o.withDefaults()
 	return int(max(o.WriteCache/4, int64(o.MaxItemBytes)+recordOverheadMax))
 }
+
+// inlineBytesMax is the most that InlineLimit may be.
+const inlineBytesMax = 64 * kib
 
 // upperBloomBits is how many bits a key filters above the last level have
 // beyond BloomBits: every read passes them, and few reads are answered there.

@@ -5,23 +5,54 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
+	"fluxkv/sstable"
 )
 
 // visible returns an iterator over the documents that a reader of it sees in
 // one kvstore of a view, for internal keys below upper; nil: all.
 func (it *Iterator) visible(v *view, kvstore int, upper []byte) *iter.Visible {
-	tables := v.tables[kvstore]
-	var src entry.Iterator
-	if len(tables) == 1 {
-		src = tables[0].NewIter(nil, upper)
-	} else {
-		sources := make([]entry.Iterator, len(tables))
-		for i, t := range tables {
-			sources[i] = t.NewIter(nil, upper)
-		}
+	var sources []entry.Iterator
+	for _, t := range v.tables[kvstore] {
+		sources = append(sources, t.NewIter(nil, upper))
+	}
+	for _, r := range v.version.runs[kvstore] {
+		sources = append(sources, r.newIter(sstable.IterOptions{Upper: upper, ReadAheadBytes: scanAheadBytes}))
+	}
+	src := sources[0]
+	if len(sources) > 1 {
 		src = iter.NewMerge(sources...)
 	}
 	return iter.NewVisible(src, iter.VisibleOptions{At: it.at, Clear: v.clearFor(it.at), Expired: it.expired})
+}
+
+// scanAheadBytes bounds what an iterator reads ahead in each run.
+const scanAheadBytes = 64 * kib
+
+// newIter walks all versions of a run. Tables are open while it stands in them.
+func (r *run) newIter(o sstable.IterOptions) entry.Iterator {
+	parts := make([]iter.Part, len(r.files))
+	for i, f := range r.files {
+		parts[i] = iter.Part{Smallest: f.meta.Smallest, Largest: f.meta.Largest, Open: func() (entry.Iterator, error) {
+			rd, err := f.handle.Acquire()
+			if err != nil {
+				return nil, err
+			}
+			return &tableIter{rd.NewIter(o), f.handle}, nil
+		}}
+	}
+	return iter.NewConcat(parts)
+}
+
+// tableIter gives its table back when it is closed.
+type tableIter struct {
+	*sstable.Iter
+	handle *sstable.Handle
+}
+
+func (t *tableIter) Close() error {
+	err := t.Iter.Close()
+	t.handle.Release()
+	return err
 }
 
 // byVBucket is the order of one kvstore: (vbucket, key), without the keys of
@@ -78,7 +109,16 @@ func (w *byVBucket) settle(ok bool) bool {
 
 func (w *byVBucket) next() bool              { return w.settle(w.src.Next()) }
 func (w *byVBucket) version() *entry.Version { return w.src.Version() }
-func (w *byVBucket) err() error              { return w.src.Error() }
+func (w *byVBucket) err() error              { return w.db.scanError(w.src.Error()) }
+func (w *byVBucket) close()                  { _ = w.src.Close() }
+
+// scanError gives an error of a scan the names that callers know.
+func (db *DB) scanError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return db.tableError(err)
+}
 
 // byKey is the order of keys over the whole store. Neighbours in this order are
 // spread over all vbuckets, so it merges one cursor for each vbucket that has
@@ -206,4 +246,15 @@ func (b *byKey) down(i int) {
 }
 
 func (b *byKey) version() *entry.Version { return b.heap[0].src.Version() }
-func (b *byKey) err() error              { return b.failed }
+func (b *byKey) err() error              { return b.db.scanError(b.failed) }
+
+func (b *byKey) close() {
+	for _, w := range b.scouts {
+		w.close()
+	}
+	for _, c := range b.cursors {
+		if c != nil {
+			_ = c.src.Close()
+		}
+	}
+}

@@ -29,14 +29,19 @@ type quota struct {
 	mu   sync.Mutex
 	cond sync.Cond
 	err  error // the store is closed or read-only: nobody waits any more
+	// blocked is why the cache cannot be flushed at present: who would have to
+	// wait gets it instead.
+	blocked error
+	// full wakes whoever can make room.
+	full func()
 
 	slowed, stalled, rejected atomic.Int64 // writers
 	slowedNanos, stalledNanos atomic.Int64
 	stallsNow                 atomic.Int64
 }
 
-func (q *quota) init(limit int64, reject bool) {
-	q.limit, q.reject = limit, reject
+func (q *quota) init(limit int64, reject bool, full func()) {
+	q.limit, q.reject, q.full = limit, reject, full
 	q.cond.L = &q.mu
 }
 
@@ -87,16 +92,21 @@ func (q *quota) slow(n, over int64) {
 func (q *quota) wait(n int64) error {
 	if q.reject {
 		q.rejected.Add(1)
+		q.full()
 		return ErrOverloaded
 	}
 	q.stalled.Add(1)
 	q.stallsNow.Add(1)
 	start := time.Now()
+	q.full()
 	q.mu.Lock()
-	for q.err == nil && !q.tryReserve(n) {
-		q.cond.Wait()
-	}
 	err := q.err
+	for err == nil && !q.tryReserve(n) {
+		if err = q.blocked; err == nil {
+			q.cond.Wait()
+			err = q.err
+		}
+	}
 	q.mu.Unlock()
 	q.stallsNow.Add(-1)
 	q.stalledNanos.Add(int64(time.Since(start)))
@@ -111,6 +121,21 @@ func (q *quota) release(n int64) {
 	q.used.Add(-n)
 	q.mu.Lock()
 	q.cond.Broadcast()
+	q.mu.Unlock()
+}
+
+// block lets no writer wait any more: what would make room fails. unblock ends
+// that.
+func (q *quota) block(err error) {
+	q.mu.Lock()
+	q.blocked = err
+	q.cond.Broadcast()
+	q.mu.Unlock()
+}
+
+func (q *quota) unblock() {
+	q.mu.Lock()
+	q.blocked = nil
 	q.mu.Unlock()
 }
 

@@ -10,8 +10,10 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
+	"fluxkv/sstable"
 	"fluxkv/wal"
 )
 
@@ -36,11 +38,15 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	o = o.withDefaults()
 	db := &DB{o: o, dir: dir, fs: o.FS, batchBytesMax: o.BatchBytesMax(), drained: make(chan struct{}, 1)}
 	db.snapshots.open = map[Seqno]int{}
-	db.quota.init(o.WriteCache, o.Reject)
+	db.sched.init()
+	db.obsolete.wake = db.sched.wake
+	db.quota.init(o.WriteCache, o.Reject, db.sched.wake)
 	db.commit.stripes = make([]Seqno, stripeCount)
 	db.commit.rnd.Store(uint64(time.Now().UnixNano()))
-	if err := db.fs.MkdirAll(path.Join(dir, wal.SegmentsDir)); err != nil {
-		return nil, fmt.Errorf("data directory %s: %w", dir, err)
+	for _, d := range []string{wal.SegmentsDir, TablesDir} {
+		if err := db.fs.MkdirAll(path.Join(dir, d)); err != nil {
+			return nil, fmt.Errorf("data directory %s: %w", dir, err)
+		}
 	}
 	lock, err := db.fs.Lock(path.Join(dir, lockName))
 	if err != nil {
@@ -80,6 +86,8 @@ type recoverer struct {
 	tables  []*table
 	loaders []*memtable.Loader
 	cleared atomic.Uint64 // highest clear seqno
+	spilled spilled       // what replay had to flush
+	flushed [kvstoresMax]Seqno
 	open    []*wal.Segment
 }
 
@@ -106,6 +114,7 @@ func (r *recoverer) abandon() {
 			s.CloseFile()
 		}
 	}
+	r.removeSpilled()
 	if db.edits.log != nil {
 		db.edits.log.Close()
 	}
@@ -126,7 +135,7 @@ func (r *recoverer) format() error {
 		return err
 	}
 	if stage == manifest.StageNone {
-		if err := r.refuseSegments("has log segments, but no FORMAT file"); err != nil {
+		if err := r.refuseFiles("no FORMAT file"); err != nil {
 			return err
 		}
 		vb := db.o.VBuckets
@@ -160,7 +169,7 @@ func (r *recoverer) format() error {
 	db.secret = f.Secret
 	db.vbuckets, db.kvstores = int(f.VBuckets), int(f.KVStores)
 	if stage != manifest.StageCreated {
-		if err := r.refuseSegments("has log segments, but no CURRENT file"); err != nil {
+		if err := r.refuseFiles("no CURRENT file"); err != nil {
 			return err
 		}
 		l, err := manifest.Create(db.fs, db.dir, f.Secret, manifest.Edit{})
@@ -172,14 +181,23 @@ func (r *recoverer) format() error {
 	return nil
 }
 
-func (r *recoverer) refuseSegments(why string) error {
+// refuseFiles: a store that has files of documents has more than that.
+func (r *recoverer) refuseFiles(missing string) error {
 	names, err := r.db.fs.List(path.Join(r.db.dir, wal.SegmentsDir))
 	if err != nil {
 		return err
 	}
 	for _, n := range names {
 		if _, _, ok := wal.ParseSegmentName(n); ok {
-			return fmt.Errorf("%w: %s %s", ErrCorrupt, r.db.dir, why)
+			return fmt.Errorf("%w: %s has log segments, but %s", ErrCorrupt, r.db.dir, missing)
+		}
+	}
+	if names, err = r.db.fs.List(path.Join(r.db.dir, TablesDir)); err != nil {
+		return err
+	}
+	for _, n := range names {
+		if _, ok := sstable.ParseName(n); ok {
+			return fmt.Errorf("%w: %s has tables, but %s", ErrCorrupt, r.db.dir, missing)
 		}
 	}
 	return nil
@@ -214,6 +232,7 @@ func (r *recoverer) manifest() error {
 	db.edits.log = l
 	r.state = st
 	r.cleared.Store(uint64(st.ClearSeqno))
+	db.expiryClock.Store(st.ExpiryClock)
 	return nil
 }
 
@@ -223,16 +242,21 @@ func (r *recoverer) checkFiles() error {
 		return path.Join(r.db.dir, wal.SegmentsDir, wal.SegmentName(s.ID, wal.SegmentKind(s.Kind)))
 	}
 	size := func(s manifest.Segment) (int64, error) { return r.db.fs.Size(name(s)) }
-	return manifest.CheckFiles(r.state, name, size, func(s manifest.Segment) (bool, error) {
+	err := manifest.CheckFiles(r.state, name, size, func(s manifest.Segment) (bool, error) {
 		return wal.HasFooter(r.db.fs, r.db.dir, s.ID, &r.db.secret, !r.db.o.BufferedIO)
 	})
+	if err != nil {
+		return err
+	}
+	table := func(t *manifest.Table) string { return r.db.tableName(t.Number) }
+	return manifest.CheckTables(r.state, table, func(t *manifest.Table) (int64, error) { return r.db.fs.Size(table(t)) })
 }
 
 // checkOrphans looks into segment files that the manifest does not name. Groups
 // are written to registered segments only. One that was dropped later has
-// seqnos at or below the clear seqno, or below the floor that recovery sets
-// when it drops what lies behind a torn tail; with any other, the manifest has
-// lost edits, and to go on would delete the documents.
+// seqnos at or below the clear seqno, or below replay-from, or below the floor
+// that recovery sets when it drops what lies behind a torn tail; with any other,
+// the manifest has lost edits, and to go on would delete the documents.
 func (r *recoverer) checkOrphans() error {
 	db := r.db
 	names, err := db.fs.List(path.Join(db.dir, wal.SegmentsDir))
@@ -251,7 +275,7 @@ func (r *recoverer) checkOrphans() error {
 		if err != nil {
 			return err
 		}
-		if highest > r.state.ClearSeqno && highest >= r.state.NextSeqno {
+		if highest > r.state.ClearSeqno && highest >= r.state.NextSeqno && highest >= r.state.ReplayFrom.Seqno {
 			return fmt.Errorf("%w: %s holds seqno %d, but %s does not name it: the manifest has lost its end",
 				ErrCorrupt, path.Join(db.dir, wal.SegmentsDir, n), highest, path.Join(db.dir, manifest.Name(r.state.Manifest)))
 		}
@@ -300,16 +324,26 @@ func (r *recoverer) startLog() error {
 	}
 	db.log = log
 
-	v := &view{db: db, segments: map[entry.SegmentID]*wal.Segment{}}
-	for _, s := range r.state.Segments {
-		if seg := log.Acquire(s.ID); seg != nil {
-			v.segments[s.ID] = seg
-		}
+	db.readers = sstable.NewReaders(sstable.ReadersOptions{
+		FS: db.fs, Dir: path.Join(db.dir, TablesDir), StoreID: db.format.StoreID, Direct: !db.o.BufferedIO,
+		MaxOpen: db.o.OpenTables, Memory: offheap.NewBudget(db.o.tableMemory()),
+	})
+	db.files = tableFiles{}
+	for _, t := range r.state.Tables {
+		db.addFile(t)
 	}
+	db.edits.mu.Lock()
+	st := db.edits.log.State() // StartLog has registered a segment
+	ver := db.newVersion(&st, nil, nil)
+	db.edits.mu.Unlock()
+	v := &view{db: db, version: ver}
 	for i, t := range r.tables {
 		bytes := int64(t.Bytes()) + int64(t.Len())*indexBytes
 		t.bytes.Store(bytes)
 		db.quota.charge(bytes)
+		if t.Len() > 0 {
+			t.first = r.state.ReplayFrom
+		}
 		v.tables[i] = []*table{t}
 		db.commit.active[i] = t
 	}
@@ -319,10 +353,11 @@ func (r *recoverer) startLog() error {
 	db.commit.mu.Lock()
 	db.installLocked(v)
 	db.commit.mu.Unlock()
-	for _, s := range v.segments {
-		s.Release() // installLocked took its own
-	}
+	ver.release() // the view has its own
 	db.recovery.Duration = time.Since(r.start)
+	// What a clear ended and a crash left goes now.
+	db.sched.tablesToRetire.Store(r.state.ClearSeqno != 0)
+	db.startScheduler()
 	if at := r.state.PendingClear; at != 0 {
 		return r.pendingClear(time.Unix(0, at))
 	}
@@ -339,7 +374,8 @@ func (r *recoverer) pendingClear(at time.Time) error {
 		return nil
 	}
 	if _, err := db.clearNow(); err != nil {
-		return errors.Join(fmt.Errorf("delayed clear: %w", err), db.log.Close())
+		db.sched.stop()
+		return errors.Join(fmt.Errorf("delayed clear: %w", err), db.log.Close(), db.readers.Close())
 	}
 	return nil
 }
@@ -348,10 +384,13 @@ func (r *recoverer) pendingClear(at time.Time) error {
 // kept open and prepared are a small share of the store, and that a replay
 // spans many of them.
 func (db *DB) segmentBytes() int64 {
-	live := db.quota.used.Load()
+	live := db.quota.used.Load() + db.filesBytes.Load()
 	return min(max(live/400, db.o.WriteCache/64, db.o.segmentBytesMin), db.o.SegmentBytes)
 }
 
 // reserveBytes is the free space that log segments leave to the manifest and to
-// whatever frees space (design R22): three segments and a manifest.
-func (db *DB) reserveBytes(segment int64) int64 { return 3*segment + 4*mib }
+// whatever frees space (design R22): three segments, two tables and a
+// manifest. A table of a flush is no larger than the write cache.
+func (db *DB) reserveBytes(segment int64) int64 {
+	return 3*segment + 2*min(db.o.TableBytes, db.o.WriteCache/flushJobDen) + 4*mib
+}

@@ -9,6 +9,7 @@ import (
 	"fluxkv/internal/manifest"
 	"fluxkv/internal/mutant"
 	"fluxkv/internal/vfs"
+	"fluxkv/sstable"
 	"fluxkv/wal"
 )
 
@@ -72,7 +73,7 @@ func (r *recoverer) record() error {
 			db.edits.log.SeenFile(uint64(id))
 		}
 	}
-	next := max(r.scan.End.Seqno, r.state.NextSeqno)
+	next := max(r.scan.End.Seqno, r.state.SeqnoFloor())
 	if !r.scan.Clean && !mutant.NoSeqnoJump {
 		next = max(next, r.scan.MaxSeen+1) + seqnoJump
 	}
@@ -86,9 +87,16 @@ func (r *recoverer) record() error {
 			return err
 		}
 	}
-	if r.state, err = db.edit(func(manifest.State) *manifest.Edit { return e }); err != nil {
+	if err := r.addSpilled(e); err != nil {
 		return err
 	}
+	if r.state, err = db.edit(func(manifest.State) *manifest.Edit { return e }); err != nil {
+		if errors.Is(err, wal.ErrFailed) {
+			r.spilled = spilled{} // the edit may be durable: the files stay
+		}
+		return err
+	}
+	r.spilled = spilled{}
 	for _, s := range e.EndSegments {
 		r.cut(s)
 	}
@@ -184,6 +192,9 @@ func (r *recoverer) removeOrphans(segments []string) error {
 			return err
 		}
 	}
+	if err := r.removeOrphanTables(); err != nil {
+		return err
+	}
 	names, err := db.fs.List(db.dir)
 	if err != nil {
 		return err
@@ -191,6 +202,30 @@ func (r *recoverer) removeOrphans(segments []string) error {
 	for _, n := range manifest.Obsolete(names, r.state) {
 		if err := db.fs.Remove(path.Join(db.dir, n)); err != nil {
 			db.o.Logf("remove %s: %v", path.Join(db.dir, n), err)
+		}
+	}
+	return nil
+}
+
+// removeOrphanTables deletes table files that the manifest does not name: of a
+// flush that did not come to its end, or dropped.
+func (r *recoverer) removeOrphanTables() error {
+	db := r.db
+	named := make(map[uint64]bool, len(r.state.Tables))
+	for _, t := range r.state.Tables {
+		named[t.Number] = true
+	}
+	names, err := db.fs.List(path.Join(db.dir, TablesDir))
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		number, ok := sstable.ParseName(n)
+		if !ok || named[number] {
+			continue
+		}
+		if err := db.fs.Remove(db.tableName(number)); err != nil {
+			db.o.Logf("remove %s: %v", db.tableName(number), err)
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/offheap"
 	"fluxkv/memtable"
 	"fluxkv/wal"
@@ -29,6 +30,10 @@ func (r *recoverer) scanOptions() wal.ScanOptions {
 // logSegments are the registered segments that replay reads.
 func (r *recoverer) logSegments() (list []wal.ScanSegment, bytes int64, floor entry.Seqno) {
 	floor = r.state.ClearSeqno
+	for k := range r.db.kvstores {
+		r.flushed[k] = r.state.FlushedSeqno(uint16(k))
+		floor = max(floor, r.flushed[k]) // flushed was durable (R1)
+	}
 	for _, s := range r.state.Segments {
 		if s.Kind != manifest.SegmentLog {
 			continue
@@ -48,16 +53,19 @@ func (r *recoverer) logSegments() (list []wal.ScanSegment, bytes int64, floor en
 
 // replay loads the log into memtables: a scanner walks the groups in order,
 // workers make nodes out of the records in any order, and at the end each
-// kvstore sorts and links its own.
+// kvstore sorts and links its own. When the log has more than the write cache
+// may take, that is done in between, too, and what was loaded is spilled to
+// tables.
 func (r *recoverer) replay() error {
 	db := r.db
 	segments, bytes, floor := r.logSegments()
-	// A node takes at most eight times its record; this is address space.
-	capacity := min(db.o.WriteCache+db.o.WriteCache/4+mib+int64(db.batchBytesMax)+8*bytes, offheap.ArenaBytesMax)
-	db.tableCapacity = int(capacity)
-	db.tableBytesMax = int(capacity) - 64*kib
+	if err := r.seeTables(); err != nil {
+		return err
+	}
+	db.tableCapacity = int(min(db.o.WriteCache+db.o.WriteCache/4+mib+int64(db.batchBytesMax), offheap.ArenaBytesMax))
+	db.tableBytesMax = db.tableCapacity - 64*kib
 	for range db.kvstores {
-		t, err := db.newTable()
+		t, err := db.newReplayTable(bytes)
 		if err != nil {
 			return err
 		}
@@ -65,43 +73,34 @@ func (r *recoverer) replay() error {
 		r.loaders = append(r.loaders, t.NewLoader())
 	}
 	if r.state.ReplayFrom.Segment == 0 {
-		r.scan.End.Seqno = r.state.NextSeqno
-		r.scan.Last = r.state.NextSeqno - 1
+		r.scan.End.Seqno = r.state.SeqnoFloor()
+		r.scan.Last = r.scan.End.Seqno - 1
 		r.scan.Clean = true
 		return r.finishLoaders()
 	}
-
-	workers := min(runtime.GOMAXPROCS(0), 4)
-	chunks := make(chan *wal.Chunk)
-	errs := make(chan error, workers)
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			if err := r.load(chunks); err != nil {
-				errs <- err
-				cancel()
-			}
-		})
-	}
 	scan := r.scanOptions()
 	scan.From, scan.Segments, scan.DurableFloor = r.state.ReplayFrom, segments, floor
-	res, err := wal.Scan(ctx, scan, func(c *wal.Chunk) error {
-		select {
-		case chunks <- c:
-			return nil
-		case <-ctx.Done():
-			c.Release()
-			return ctx.Err()
+	load := r.startLoad()
+	res, err := wal.Scan(load.ctx, scan, func(c *wal.Chunk) error {
+		// Chunks under way may still add; the room for them is there.
+		if from := firstGroup(c); r.full() && from.Seqno > 1 {
+			err := load.end()
+			if err == nil {
+				err = r.finishLoaders()
+			}
+			if err == nil {
+				err = r.spill(from)
+			}
+			if err != nil {
+				c.Release()
+				return err
+			}
+			load.start()
 		}
+		return load.add(c)
 	})
-	close(chunks)
-	wg.Wait()
-	select {
-	case werr := <-errs:
-		return werr
-	default:
+	if lerr := load.end(); lerr != nil {
+		return lerr
 	}
 	if err != nil {
 		return err
@@ -111,6 +110,84 @@ func (r *recoverer) replay() error {
 	db.recovery.Groups, db.recovery.Records, db.recovery.Bytes = res.Groups, res.Records, res.Bytes
 	db.recovery.Segments, db.recovery.Discarded = len(segments), res.DiscardedGroups
 	return r.finishLoaders()
+}
+
+// newReplayTable makes a memtable that takes the write cache and whatever is
+// on the way when that is full. A node takes at most eight times its record;
+// this is address space.
+func (db *DB) newReplayTable(bytes int64) (*table, error) {
+	o := wal.ScanOptions{BufferBytes: db.o.replayBufferBytes}
+	underway := max(int64(db.batchBytesMax), o.MemoryBytes())
+	capacity := min(int64(db.tableCapacity)+8*min(bytes, underway), offheap.ArenaBytesMax)
+	t, err := memtable.New(memtable.Options{Capacity: int(capacity)})
+	if err != nil {
+		return nil, fmt.Errorf("memtable of up to %d bytes: %w", capacity, err)
+	}
+	return &table{Table: t}, nil
+}
+
+// load is a set of workers that make nodes of chunks, one generation of them
+// after the other.
+type load struct {
+	r      *recoverer
+	ctx    context.Context // ends when a worker fails
+	cancel context.CancelFunc
+	chunks chan *wal.Chunk
+	wg     sync.WaitGroup
+
+	mu  sync.Mutex
+	err error // the first one
+}
+
+func (r *recoverer) startLoad() *load {
+	l := &load{r: r}
+	l.ctx, l.cancel = context.WithCancel(r.ctx)
+	l.start()
+	return l
+}
+
+func (l *load) start() {
+	l.chunks = make(chan *wal.Chunk)
+	for range min(runtime.GOMAXPROCS(0), 4) {
+		l.wg.Add(1)
+		go l.work(l.chunks)
+	}
+}
+
+func (l *load) work(chunks <-chan *wal.Chunk) {
+	defer l.wg.Done()
+	if err := l.r.load(chunks); err != nil {
+		l.mu.Lock()
+		if l.err == nil {
+			l.err = err
+		}
+		l.mu.Unlock()
+		l.cancel()
+	}
+}
+
+// add hands a chunk on, or releases it when the load was called off.
+func (l *load) add(c *wal.Chunk) error {
+	select {
+	case l.chunks <- c:
+		return nil
+	case <-l.ctx.Done():
+		c.Release()
+		return l.ctx.Err()
+	}
+}
+
+// end waits until all chunks are loaded and returns the workers' first error.
+// It may be called again.
+func (l *load) end() error {
+	if l.chunks != nil {
+		close(l.chunks)
+		l.chunks = nil
+		l.wg.Wait()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
 }
 
 // load is one worker: it makes nodes of the records of the chunks it gets.
@@ -150,6 +227,9 @@ func (r *recoverer) loadChunk(c *wal.Chunk, to *[kvstoresMax]*memtable.LoadWorke
 				continue
 			}
 			vb := db.vbucket(rec.Key)
+			if rec.Seqno <= r.flushed[int(vb)%db.kvstores] && !mutant.ReplayFlushed {
+				continue // in tables, or dropped on the way there (R3)
+			}
 			op = memtable.Op{VBucket: vb, Hash: xxhash.Sum64(rec.Key), Key: rec.Key, Seqno: rec.Seqno, Meta: rec.Meta}
 			switch {
 			case rec.Kind == wal.RecordDelete:

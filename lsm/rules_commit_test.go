@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"path"
 	"strconv"
 	"strings"
 	"sync"
@@ -234,11 +235,16 @@ func TestR18_ReadersNeverGoBackWhileViewsChange(t *testing.T) {
 		}
 		acked.Store(i)
 		db.Set(fmt.Appendf(nil, "other%d", i), nil, Meta{})
+		if i%200 == 0 {
+			if err := db.Flush(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	stop.Store(true)
 	wg.Wait()
-	if n := db.Stats().Memtables; n < 20 {
-		t.Errorf("only %d memtables: the test did not change views", n)
+	if n := db.Stats().Flushes; n < 10 {
+		t.Errorf("only %d flushes: the test did not change views", n)
 	}
 }
 
@@ -301,12 +307,19 @@ func TestR19_ARefusedBatchLeavesNoTrace(t *testing.T) {
 }
 
 func TestR19_StalledWritersGoOnWhenMemoryIsFree(t *testing.T) {
-	o := testOptions(memfs.New())
+	fs := memfs.New()
+	o := testOptions(fs)
 	o.WriteCache = mib
 	db := mustOpen(t, "data", o)
+	proceed := make(chan struct{})
+	fs.SetHook(func(op vfs.Op) error {
+		if op.Kind == vfs.OpCreate && path.Base(path.Dir(op.Name)) == TablesDir {
+			<-proceed
+		}
+		return nil
+	})
 	value := make([]byte, 10*kib)
 	var wg sync.WaitGroup
-	var done atomic.Int64
 	for g := range 4 {
 		wg.Go(func() {
 			for i := range 60 {
@@ -314,32 +327,19 @@ func TestR19_StalledWritersGoOnWhenMemoryIsFree(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				done.Add(1)
 			}
 		})
 	}
-	finished := make(chan struct{})
-	go func() { wg.Wait(); close(finished) }()
-	clears := 0
-	for {
-		select {
-		case <-finished:
-		case <-time.After(time.Millisecond):
-			if db.Stats().StalledNow > 0 {
-				if db.Stats().StallCause == "" {
-					t.Error("a stall without its cause")
-				}
-				clears++
-				if _, err := db.Clear(time.Time{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			continue
-		}
-		break
+	for db.Stats().StalledNow == 0 {
+		time.Sleep(time.Millisecond)
 	}
-	if clears == 0 || done.Load() != 240 {
-		t.Errorf("%d clears, %d writes", clears, done.Load())
+	if cause := db.Stats().StallCause; cause != "write cache full, being flushed" {
+		t.Errorf("cause of the stall: %q", cause)
+	}
+	close(proceed)
+	wg.Wait()
+	if s := db.Stats(); s.Writes != 240 || s.Stalled == 0 || s.Flushes == 0 {
+		t.Errorf("%d writes, %d stalled, %d flushes", s.Writes, s.Stalled, s.Flushes)
 	}
 	// A writer that is stalled when the store closes is told so.
 	db.quota.charge(mib)

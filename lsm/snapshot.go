@@ -65,6 +65,9 @@ func (db *DB) retireSoon() {
 	}
 	defer db.leave()
 	db.retireCleared()
+	if db.sched.tablesToRetire.Load() {
+		db.sched.wake()
+	}
 }
 
 // Snapshot reads the store as of one moment. It is safe for concurrent use and
@@ -109,7 +112,7 @@ func (s *Snapshot) Get(dst, key []byte) (Item, error) {
 	if s.closed.Load() {
 		return Item{}, ErrClosed
 	}
-	return s.db.getAt(v, s.seqno, dst, key)
+	return s.db.getAt(v, s.seqno, dst, key, true)
 }
 
 // Close lets the versions go that only this snapshot needed. Closing again

@@ -32,6 +32,8 @@ type updateScratch struct {
 	batch Batch
 	item  Item // that the function gets: a variable would go to the heap
 	old   []byte
+	// withoutValue: the function wants to know what there is, not the bytes.
+	withoutValue bool
 }
 
 var updateScratches = sync.Pool{New: func() any { return new(updateScratch) }}
@@ -51,6 +53,16 @@ var updatesInFunc atomic.Int64
 // the new version's, or that of the state that fn saw. fn's error is returned
 // as it is, and nothing is written then.
 func (db *DB) Update(key []byte, fn UpdateFunc) (Seqno, error) {
+	return db.update(key, fn, false)
+}
+
+// UpdateKey is Update for a function that does not look at the old value: it is
+// nil or what happened to be in memory, and never read from the log.
+func (db *DB) UpdateKey(key []byte, fn UpdateFunc) (Seqno, error) {
+	return db.update(key, fn, true)
+}
+
+func (db *DB) update(key []byte, fn UpdateFunc, withoutValue bool) (Seqno, error) {
 	if err := checkKey(key); err != nil {
 		return 0, err
 	}
@@ -62,6 +74,7 @@ func (db *DB) Update(key []byte, fn UpdateFunc) (Seqno, error) {
 	}
 	defer db.leave()
 	s := updateScratches.Get().(*updateScratch)
+	s.withoutValue = withoutValue
 	defer func() {
 		s.batch.Reset()
 		s.item = Item{}
@@ -85,9 +98,7 @@ func (db *DB) updateOnce(s *updateScratch, key []byte, fn UpdateFunc) (Seqno, er
 		return 0, err
 	}
 	stripe := stripeOf(xxhash.Sum64(key))
-	db.commit.mu.Lock()
-	word := db.commit.stripes[stripe]
-	db.commit.mu.Unlock()
+	word := db.stripeWord(stripe)
 	db.publish.wait(word)
 
 	// As of the word, not of V: a version that came since would be given away
@@ -96,8 +107,14 @@ func (db *DB) updateOnce(s *updateScratch, key []byte, fn UpdateFunc) (Seqno, er
 	if v == nil {
 		return 0, ErrClosed
 	}
+	// A flush may have dropped what the word saw for something newer: then the
+	// stripe has moved.
+	if db.stripeWord(stripe) != word {
+		v.release()
+		return 0, errStripeMoved
+	}
 	var err error
-	s.item, err = db.getAt(v, word, s.old[:0], key)
+	s.item, err = db.getAt(v, word, s.old[:0], key, !s.withoutValue)
 	var seen *Item
 	switch {
 	case err == nil:
@@ -126,6 +143,12 @@ func (db *DB) updateOnce(s *updateScratch, key []byte, fn UpdateFunc) (Seqno, er
 		return word, err
 	}
 	return last, nil
+}
+
+func (db *DB) stripeWord(stripe uint16) Seqno {
+	db.commit.mu.Lock()
+	defer db.commit.mu.Unlock()
+	return db.commit.stripes[stripe]
 }
 
 //go:noinline

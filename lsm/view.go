@@ -6,37 +6,43 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/memtable"
-	"fluxkv/wal"
 )
 
 // kvstoresMax bounds the engine's partitions: each has memtables and tables of
 // its own, and more of them make files and syncs by the ten thousand.
 const kvstoresMax = 16
 
-// table is a memtable with the views that count on it.
+// table is a memtable with the views that count on it. Fields without a type
+// of sync/atomic are guarded by committer.mu.
 type table struct {
 	*memtable.Table
 	refs  atomic.Int32 // views that name it
 	bytes atomic.Int64 // charged to the write cache
+	// first is where the log holds the table's first version: replay must not
+	// start behind it until the table is flushed (design R3). Zero while the
+	// table is empty. record and padded are what the log had taken then.
+	first          entry.Position
+	record, padded int64
+	// sealed is the highest seqno that may be in the table, once it takes no
+	// more; 0 while it is active.
+	sealed Seqno
 	// cleared is the seqno of the clear that ended the table, 0 while it counts.
-	// Guarded by committer.mu.
 	cleared Seqno
 }
 
-// view is the immutable set of memtables and segments that a reader may touch.
-// The DB holds one reference to the current view; readers pin it with one each.
-// When the last reference goes, tables and segments that no other view names
-// are freed.
+// view is the immutable set of memtables, tables and segments that a reader may
+// touch. The DB holds one reference to the current view; readers pin it with
+// one each. When the last reference goes, memtables that no other view names
+// are freed, and the version is released.
 type view struct {
 	refs   atomic.Int64
-	tables [kvstoresMax][]*table // newest first
+	tables [kvstoresMax][]*table // memtables, newest first
 	// clears are the seqnos of the clear records that matter to some reader,
 	// ascending: a version at or below the highest one not above the read
 	// seqno is absent (design R13).
-	clears []Seqno
-	// segments hold the documents that the tables address without their bytes.
-	segments map[entry.SegmentID]*wal.Segment
-	db       *DB
+	clears  []Seqno
+	version *version
+	db      *DB
 }
 
 // clearFor returns the seqno at and below which a reader at seqno sees nothing.
@@ -51,7 +57,7 @@ func (v *view) clearFor(at Seqno) Seqno {
 
 // derive copies v; the copy is changed before it is installed.
 func (v *view) derive() *view {
-	n := &view{clears: slices.Clone(v.clears), segments: v.segments, db: v.db}
+	n := &view{clears: slices.Clone(v.clears), version: v.version, db: v.db}
 	for i := range v.tables {
 		n.tables[i] = slices.Clone(v.tables[i])
 	}
@@ -67,9 +73,7 @@ func (db *DB) installLocked(v *view) (old *view) {
 			t.refs.Add(1)
 		}
 	}
-	for _, s := range v.segments {
-		s.Retain() // the view before v has it, too
-	}
+	v.version.retain()
 	return db.current.Swap(v)
 }
 
@@ -105,7 +109,5 @@ func (v *view) release() {
 			}
 		}
 	}
-	for _, s := range v.segments {
-		s.Release()
-	}
+	v.version.release()
 }

@@ -175,6 +175,8 @@ type scan struct {
 	last    entry.Seqno // last seqno of the predecessor
 	chained bool        // res.End is the end of a known predecessor
 	flags   uint16      // of the last group
+
+	outputs bool // the segment is an output of garbage collection
 }
 
 // openedSegment is a segment whose header is right.
@@ -250,8 +252,26 @@ func (s *scan) segment(seg ScanSegment, later []ScanSegment) (segmentEnd, error)
 		}
 		limit = int64(seg.End)
 	}
+	off, end, err := s.groups(f, from, limit)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case seg.End == 0 && end == endOpen:
+		return endOpen, s.searchTail(f, off, later)
+	case seg.End == 0:
+		return endSealed, nil
+	case off != int64(seg.End):
+		return 0, s.missing(f, off, "no intact group, recorded end is %d", seg.End)
+	}
+	return endRecorded, s.crossRecordedEnd(f)
+}
+
+// groups reads the groups of f in [from, limit) and returns where they end, and
+// why.
+func (s *scan) groups(f *openedSegment, from, limit int64) (off int64, end segmentEnd, err error) {
 	w := &groupWalk{scan: s, f: f, off: from, limit: limit, runStart: -1}
-	end, err := w.walk()
+	end, err = w.walk()
 	for reread := int64(-1); err == nil && w.damaged && reread != w.off; {
 		// One more look (F5): nothing may vouch for the last group yet, and a
 		// flip on the way to memory must not pass for a torn tail.
@@ -259,18 +279,7 @@ func (s *scan) segment(seg ScanSegment, later []ScanSegment) (segmentEnd, error)
 		w = &groupWalk{scan: s, f: f, off: w.off, limit: limit, runStart: -1}
 		end, err = w.walk()
 	}
-	if err != nil {
-		return 0, err
-	}
-	switch {
-	case seg.End == 0 && end == endOpen:
-		return endOpen, s.searchTail(f, w.off, later)
-	case seg.End == 0:
-		return endSealed, nil
-	case w.off != int64(seg.End):
-		return 0, s.missing(f, w.off, "no intact group, recorded end is %d", seg.End)
-	}
-	return endRecorded, s.crossRecordedEnd(f)
+	return w.off, end, err
 }
 
 // crossRecordedEnd goes on behind the end that the manifest recorded.
@@ -302,7 +311,11 @@ func (s *scan) missing(f *openedSegment, off int64, format string, args ...any) 
 // open opens a segment and checks its header, which was durable before the
 // segment was registered.
 func (s *scan) open(seg ScanSegment) (*openedSegment, error) {
-	name := path.Join(s.o.Dir, SegmentsDir, SegmentName(seg.ID, SegmentLog))
+	return s.openKind(seg, SegmentLog)
+}
+
+func (s *scan) openKind(seg ScanSegment, kind SegmentKind) (*openedSegment, error) {
+	name := path.Join(s.o.Dir, SegmentsDir, SegmentName(seg.ID, kind))
 	file, err := s.o.FS.Open(name, vfs.OpenOptions{Direct: s.o.Direct})
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, corrupt(name, 0, "registered segment is missing")
@@ -311,14 +324,14 @@ func (s *scan) open(seg ScanSegment) (*openedSegment, error) {
 		return nil, fmt.Errorf("open log segment %s: %w", name, err)
 	}
 	f := &openedSegment{ScanSegment: seg, file: file, name: name}
-	if err := s.readHeader(f); err != nil {
+	if err := s.readHeader(f, kind); err != nil {
 		file.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-func (s *scan) readHeader(f *openedSegment) error {
+func (s *scan) readHeader(f *openedSegment, kind SegmentKind) error {
 	var err error
 	if f.bytes, err = f.file.Size(); err != nil {
 		return fmt.Errorf("size of log segment %s: %w", f.name, err)
@@ -334,7 +347,7 @@ func (s *scan) readHeader(f *openedSegment) error {
 		return inFile(err, f.name)
 	case h.ID != f.ID:
 		return corrupt(f.name, 12, "segment header says segment %d", h.ID)
-	case h.Kind != SegmentLog:
+	case h.Kind != kind:
 		return corrupt(f.name, 10, "segment header says kind %v", h.Kind)
 	case h.StoreID != s.o.StoreID:
 		return corrupt(f.name, 24, "segment belongs to store %x, not %x", h.StoreID, s.o.StoreID)
@@ -489,6 +502,11 @@ func (w *groupWalk) swap(b *scanBuffer) {
 func (w *groupWalk) follows(h *GroupHeader) error {
 	reason := ""
 	switch {
+	case w.outputs:
+		if h.Flags&GroupDelta != 0 || h.Count == 0 {
+			return nil // their seqnos are not dense: those of the records count
+		}
+		reason = "group of a log in an output of garbage collection"
 	case h.Flags&GroupDelta != 0:
 		reason = "group of a garbage collection"
 	case h.Durable >= h.First:

@@ -26,12 +26,16 @@ func Skip(defect bool, do func() error) error {
 
 // Names are all defects; what each one does is said where its variable is.
 var Names = []string{
-	"AckBeforeSync",
 	"AcceptStaleGroup",
 	"AcceptTornGroup",
+	"AckBeforeSync",
 	"ClearBeforeDurable",
+	"ClearUnderSnapshot",
 	"DropBeforeEdit",
+	"DropBeforeFlushEdit",
 	"DurableOutOfOrder",
+	"FlushBeforeDurable",
+	"HorizonAtVisible",
 	"IgnoreEvidence",
 	"IgnoreShortWrite",
 	"KeepTornTail",
@@ -39,6 +43,8 @@ var Names = []string{
 	"NoSeqnoJump",
 	"PromiseEarly",
 	"ReadAtVisible",
+	"ReplayFlushed",
+	"ReplayFromEnd",
 	"RetryFailedSync",
 	"SkipCurrentDirSync",
 	"SkipCurrentSync",
@@ -49,5 +55,7 @@ var Names = []string{
 	"SkipSealSync",
 	"SkipSegmentDirSync",
 	"SkipSegmentSync",
+	"SkipTableDirSync",
+	"SkipTableSync",
 	"TrustPageCache",
 }

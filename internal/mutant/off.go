@@ -28,4 +28,12 @@ const (
 	ClearBeforeDurable  = false
 	IgnoreShortWrite    = false
 	SkipCurrentSync     = false
+	ClearUnderSnapshot  = false
+	DropBeforeFlushEdit = false
+	FlushBeforeDurable  = false
+	HorizonAtVisible    = false
+	ReplayFlushed       = false
+	ReplayFromEnd       = false
+	SkipTableDirSync    = false
+	SkipTableSync       = false
 )

@@ -70,4 +70,20 @@ var (
 	SkipSegmentSync = on("SkipSegmentSync")
 	// TrustPageCache takes what recovery read without direct I/O for written.
 	TrustPageCache = on("TrustPageCache")
+	// ClearUnderSnapshot drops the tables that a clear ended although a snapshot still sees them.
+	ClearUnderSnapshot = on("ClearUnderSnapshot")
+	// DropBeforeFlushEdit frees the segments of a flush before the edit that drops them.
+	DropBeforeFlushEdit = on("DropBeforeFlushEdit")
+	// FlushBeforeDurable flushes what is not durable, and says so in the manifest.
+	FlushBeforeDurable = on("FlushBeforeDurable")
+	// HorizonAtVisible lets a flush drop versions that a snapshot sees.
+	HorizonAtVisible = on("HorizonAtVisible")
+	// ReplayFlushed loads again what is in tables.
+	ReplayFlushed = on("ReplayFlushed")
+	// ReplayFromEnd lets replay start behind memtables that are not flushed.
+	ReplayFromEnd = on("ReplayFromEnd")
+	// SkipTableDirSync names tables in the manifest whose directory was not synced.
+	SkipTableDirSync = on("SkipTableDirSync")
+	// SkipTableSync names tables in the manifest that were not synced.
+	SkipTableSync = on("SkipTableSync")
 )

@@ -1,0 +1,430 @@
+package lsm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+
+	"github.com/cespare/xxhash/v2"
+
+	"fluxkv/compaction"
+	"fluxkv/internal/entry"
+	"fluxkv/internal/iter"
+	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
+	"fluxkv/sstable"
+	"fluxkv/wal"
+)
+
+// flush writes the memtables of some kvstores to tables:
+//
+//	seal       (committer.mu)  fresh active memtables; no batch gets into the old ones any more
+//	wait                       V and D reach the last seqno that may be in them (design R1, R2)
+//	write                      tables of level 0, each synced and verified, then their directory
+//	edit       (edits.mu)      one edit for all: tables, flushed positions, dead seqnos, replay-from
+//	install    (committer.mu)  a view with the tables instead of the memtables
+//
+// What fails before the edit leaves the memtables where they are. The caller
+// has marked the kvstores busy: flushes of one kvstore follow each other, so
+// their edits commit in the order of sealing.
+func (db *DB) flush(ctx context.Context, kvstores []int) error {
+	j := &flushJob{db: db}
+	defer j.end()
+	if err := j.seal(kvstores); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	if err := j.write(ctx); err != nil {
+		return errors.Join(err, j.removeTables())
+	}
+	if err := ctx.Err(); err != nil {
+		return errors.Join(err, j.removeTables())
+	}
+	return j.install()
+}
+
+// flushJob is one flush under way.
+type flushJob struct {
+	db     *DB
+	view   *view // pins the memtables
+	parts  []flushPart
+	policy compaction.Policy
+}
+
+// flushPart is one kvstore of a job.
+type flushPart struct {
+	kvstore int
+	tables  []*table // memtables, newest first
+	upTo    Seqno    // all versions up to it are in tables, or dropped
+	result  compaction.Result
+}
+
+func (j *flushJob) end() { j.view.release() }
+
+// seal gives every kvstore a fresh memtable and collects the ones behind it.
+func (j *flushJob) seal(kvstores []int) error {
+	db := j.db
+	fresh := make([]*table, len(kvstores))
+	for i := range fresh {
+		var err error
+		if fresh[i], err = db.newTable(); err != nil {
+			freeTables(fresh[:i])
+			return err
+		}
+	}
+	var spare []*table
+	c := &db.commit
+	c.mu.Lock()
+	v := db.current.Load().derive()
+	for i, k := range kvstores {
+		t := c.active[k]
+		if t.first.Segment == 0 {
+			spare = append(spare, fresh[i])
+		} else {
+			t.sealed = c.next - 1
+			v.tables[k] = append([]*table{fresh[i]}, v.tables[k]...)
+			c.active[k] = fresh[i]
+		}
+		p := flushPart{kvstore: k}
+		for _, t := range v.tables[k][1:] {
+			if t.first.Segment != 0 {
+				p.tables = append(p.tables, t)
+				p.upTo = max(p.upTo, t.sealed)
+			}
+		}
+		if len(p.tables) > 0 {
+			j.parts = append(j.parts, p)
+		}
+	}
+	old := db.installLocked(v)
+	v.refs.Add(1)
+	j.view = v
+	c.mu.Unlock()
+	old.release()
+	freeTables(spare)
+	return nil
+}
+
+// write makes the tables of all parts.
+func (j *flushJob) write(ctx context.Context) error {
+	db := j.db
+	upTo := Seqno(0)
+	for i := range j.parts {
+		upTo = max(upTo, j.parts[i].upTo)
+	}
+	db.publish.wait(upTo)
+	durable := func() error { return db.log.Wait(upTo) }
+	if err := mutant.Skip(mutant.FlushBeforeDurable, durable); err != nil {
+		return db.writeError(err)
+	}
+	j.policy = db.flushPolicy(upTo)
+	made := false
+	for i := range j.parts {
+		p := &j.parts[i]
+		policy := j.policy
+		// All older versions of this kvstore's keys are in this part.
+		policy.Bottom = len(j.view.version.runs[p.kvstore]) == 0
+		var err error
+		if p.result, err = db.flushTables(ctx, p.kvstore, p.tables, policy); err != nil {
+			return err
+		}
+		made = made || len(p.result.Tables) > 0
+	}
+	if made {
+		dir := path.Join(db.dir, TablesDir)
+		if err := mutant.Skip(mutant.SkipTableDirSync, func() error { return db.fs.SyncDir(dir) }); err != nil {
+			return fmt.Errorf("flush: sync directory %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// flushPolicy takes the horizon, once for a job. upTo is durable and visible.
+func (db *DB) flushPolicy(upTo Seqno) compaction.Policy {
+	p := compaction.Policy{Horizon: db.horizon(), Now: db.expiryNow()}
+	if mutant.HorizonAtVisible {
+		p.Horizon = upTo
+	}
+	if v := db.pin(); v != nil {
+		p.Clear = v.clearFor(p.Horizon)
+		v.release()
+	}
+	return p
+}
+
+// flushTables writes the versions of memtables, newest first, to tables.
+func (db *DB) flushTables(ctx context.Context, kvstore int, tables []*table, policy compaction.Policy) (compaction.Result, error) {
+	sources := make([]entry.Iterator, len(tables))
+	versions := uint64(0)
+	for i, t := range tables {
+		sources[i] = t.NewIter(nil, nil)
+		versions += uint64(t.Len())
+	}
+	var src entry.Iterator = sources[0]
+	if len(sources) > 1 {
+		src = iter.NewMerge(sources...)
+	}
+	o := compaction.FlushOptions{
+		FS: db.fs, Dir: path.Join(db.dir, TablesDir), Direct: !db.o.BufferedIO, LeaveDirSync: true,
+		NextNumber: db.edits.log.NextFileNumber, Hash: xxhash.Sum64,
+		Policy: policy, TableBytes: db.o.TableBytes, Versions: versions,
+		StoreID: db.format.StoreID, KVStore: uint16(kvstore),
+		BlockBytes: db.o.BlockBytes, WriteBufferBytes: db.o.TableWriteBuffer,
+	}
+	if db.o.BloomBits > 0 {
+		o.BloomBits = db.o.BloomBits + upperBloomBits
+	}
+	if db.o.CompressIndex {
+		o.Compression = sstable.Snappy
+	}
+	return compaction.Flush(ctx, src, o)
+}
+
+// removeTables removes the files of a job that will not be installed.
+func (j *flushJob) removeTables() error {
+	var all []error
+	for i := range j.parts {
+		all = append(all, j.db.removeUnnamed(j.parts[i].result.Tables))
+		j.parts[i].result = compaction.Result{}
+	}
+	return errors.Join(all...)
+}
+
+// removeUnnamed removes table files that no edit names.
+func (db *DB) removeUnnamed(tables []compaction.Table) error {
+	var all []error
+	for _, t := range tables {
+		if err := db.fs.Remove(t.Name); err != nil {
+			all = append(all, fmt.Errorf("remove %s: %w", t.Name, err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// install makes the tables part of the store. When the edit may be durable all
+// the same, the files stay and the next open decides.
+func (j *flushJob) install() error {
+	db := j.db
+	db.edits.mu.Lock()
+	defer db.edits.mu.Unlock()
+	st := db.edits.log.State()
+	// A clear may have overtaken the job: what it wrote is then nothing, and
+	// may name segments that went.
+	if h := db.horizon(); st.ClearSeqno != 0 && st.ClearSeqno <= h {
+		for i := range j.parts {
+			if p := &j.parts[i]; p.upTo <= st.ClearSeqno {
+				if err := db.removeUnnamed(p.result.Tables); err != nil {
+					db.o.Logf("flush: %v", err)
+				}
+				p.result = compaction.Result{}
+			}
+		}
+	}
+	e := &manifest.Edit{}
+	for i := range j.parts {
+		e.Flushed = append(e.Flushed, manifest.Flushed{KVStore: uint16(j.parts[i].kvstore), Seqno: j.parts[i].upTo})
+		addResult(e, j.parts[i].kvstore, &j.parts[i].result)
+	}
+	e.AddDead = deadSets(&st, j.dead())
+	gone := func(t *table) bool { return j.holds(t) }
+	e.ReplayFrom = db.replayFrom(&st, gone, false)
+	e.DropSegments = unneeded(&st, e)
+	if mutant.DropBeforeFlushEdit {
+		db.log.Drop(e.DropSegments)
+	}
+	if err := db.installEdit(e, func(v *view) {
+		for i := range j.parts {
+			p := &j.parts[i]
+			kept := v.tables[p.kvstore][:0]
+			for _, t := range v.tables[p.kvstore] {
+				if !j.holds(t) {
+					kept = append(kept, t)
+				}
+			}
+			v.tables[p.kvstore] = kept
+		}
+	}); err != nil {
+		if !errors.Is(err, wal.ErrFailed) {
+			err = errors.Join(err, j.removeTables())
+		}
+		return fmt.Errorf("flush: %w", db.edited(err))
+	}
+	for i := range j.parts {
+		r := &j.parts[i].result
+		db.counts.flushedTables.Add(int64(len(r.Tables)))
+		db.counts.flushedBytes.Add(r.Bytes)
+		db.counts.flushedEntries.Add(int64(r.Out))
+		db.counts.flushDropped.Add(int64(r.Dropped))
+	}
+	db.counts.flushes.Add(1)
+	return nil
+}
+
+// holds reports whether the job flushed t.
+func (j *flushJob) holds(t *table) bool {
+	for i := range j.parts {
+		for _, u := range j.parts[i].tables {
+			if t == u {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// dead returns the dead documents of all parts.
+func (j *flushJob) dead() (all []compaction.Dead) {
+	for i := range j.parts {
+		all = append(all, j.parts[i].result.Dead...)
+	}
+	return all
+}
+
+// addResult adds the tables of one flush to an edit: one run of level 0.
+func addResult(e *manifest.Edit, kvstore int, r *compaction.Result) {
+	for _, t := range r.Tables {
+		p := t.Properties
+		m := &manifest.Table{
+			Number: t.Number, KVStore: uint16(kvstore), Run: r.Tables[0].Number,
+			LowestSeqno: p.LowestSeqno, HighestSeqno: p.HighestSeqno,
+			FileBytes: t.FileBytes, Entries: p.Entries, Tombstones: p.Tombstones,
+			KeyBytes: p.KeyBytes, ValueBytes: p.ValueBytes,
+			Smallest: p.Smallest, Largest: p.Largest,
+		}
+		for _, s := range p.Segments {
+			m.Segments = append(m.Segments, manifest.SegmentUse{Segment: s.Segment, Documents: s.Documents, Bytes: s.Bytes})
+		}
+		e.AddTables = append(e.AddTables, m)
+	}
+	e.ExpiryClock = max(e.ExpiryClock, r.DecidedAt)
+}
+
+// deadSets groups dead documents by segment. Those of segments that are gone
+// already do not count. That the segment's own index has each of them (design
+// R6) follows from where they come from: the memtable kept the address that
+// the log gave out, and a log segment at or behind replay-from is what it was.
+func deadSets(st *manifest.State, dead []compaction.Dead) []*manifest.DeadSet {
+	bySegment := map[entry.SegmentID][]entry.Seqno{}
+	var order []entry.SegmentID
+	for _, d := range dead {
+		if _, ok := st.Segment(d.Segment); !ok {
+			continue
+		}
+		if bySegment[d.Segment] == nil {
+			order = append(order, d.Segment)
+		}
+		bySegment[d.Segment] = append(bySegment[d.Segment], d.Seqno)
+	}
+	var sets []*manifest.DeadSet
+	for _, s := range order {
+		sets = append(sets, manifest.NewDeadSet(s, bySegment[s]))
+	}
+	return sets
+}
+
+// replayFrom returns where replay may start once what gone names is flushed:
+// at the first version of any other memtable that a reader may need, or at a
+// clear that is not in the manifest, nor in this edit (design R3). Zero when
+// it does not move. edits.mu is held.
+func (db *DB) replayFrom(st *manifest.State, gone func(*table) bool, clears bool) entry.Position {
+	c := &db.commit
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pos, ok := db.log.NextPositionLocked()
+	if !ok {
+		return entry.Position{} // no segment to write to
+	}
+	if mutant.ReplayFromEnd {
+		return pos
+	}
+	lower := func(p entry.Position) {
+		if p.Segment != 0 && (p.Segment < pos.Segment || p.Segment == pos.Segment && p.Offset < pos.Offset) {
+			pos = p
+		}
+	}
+	if !clears {
+		lower(c.clearPin)
+	}
+	for _, ts := range &db.current.Load().tables {
+		for _, t := range ts {
+			if !gone(t) {
+				lower(t.first)
+			}
+		}
+	}
+	if pos == st.ReplayFrom {
+		return entry.Position{}
+	}
+	return pos
+}
+
+// unneeded returns the log segments that neither replay nor a table needs after
+// e.
+func unneeded(st *manifest.State, e *manifest.Edit) (ids []entry.SegmentID) {
+	from := st.ReplayFrom
+	if e.ReplayFrom.Segment != 0 {
+		from = e.ReplayFrom
+	}
+	uses := map[entry.SegmentID]int{}
+	for _, t := range e.AddTables {
+		for _, s := range t.Segments {
+			uses[s.Segment]++
+		}
+	}
+	if len(e.DropTables) > 0 {
+		drop := map[uint64]bool{}
+		for _, n := range e.DropTables {
+			drop[n] = true
+		}
+		for _, t := range st.Tables {
+			if drop[t.Number] {
+				for _, s := range t.Segments {
+					uses[s.Segment]--
+				}
+			}
+		}
+	}
+	for _, s := range st.Segments {
+		if s.Kind == manifest.SegmentLog && s.ID < from.Segment && st.TablesOf(s.ID)+uses[s.ID] == 0 {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids
+}
+
+// installEdit makes e durable and then, in one step for readers, a view that
+// holds the tables it leaves and what change did to it. Segments and tables
+// that e drops go when nobody reads them any more. edits.mu is held.
+func (db *DB) installEdit(e *manifest.Edit, change func(*view)) error {
+	prev := db.current.Load().version
+	touched := map[int]bool{}
+	for _, t := range e.AddTables {
+		touched[int(t.KVStore)] = true
+	}
+	for _, n := range e.DropTables {
+		if f := db.files[n]; f != nil {
+			touched[int(f.meta.KVStore)] = true
+		}
+	}
+	st, err := db.applyLocked(e)
+	if err != nil {
+		return err
+	}
+	for _, t := range e.AddTables {
+		db.addFile(t)
+	}
+	db.dropFiles(e.DropTables)
+	db.raiseExpiryClock(st.ExpiryClock)
+	next := db.newVersion(&st, prev, func(k int) bool { return touched[k] })
+	c := &db.commit
+	c.mu.Lock()
+	v := db.current.Load().derive()
+	v.version = next
+	change(v)
+	old := db.installLocked(v)
+	c.mu.Unlock()
+	next.release() // the view has its own
+	old.release()
+	db.log.Drop(e.DropSegments)
+	return nil
+}
