@@ -96,7 +96,7 @@ func (p *pipeline) delete(s *session) {
 func (p *pipeline) runUpdate(s *session) {
 	f, u := &p.f, &p.update
 	p.inEngine = true
-	seen, err := p.srv.db.Update(f.key, u.fn)
+	seen, err := p.srv.db.UpdateKey(f.key, u.fn)
 	p.inEngine = false
 	s.high = max(s.high, seen)
 	p.tallyUpdate(err)

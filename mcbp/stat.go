@@ -89,7 +89,7 @@ func yesNo(b bool) string {
 // engineStats has memcached's names for what the engine knows, as near as its
 // notions come, then the engine's own under the names of /stats.
 func (p *pipeline) engineStats(e *lsm.Stats) {
-	p.statInt("curr_items", e.Entries) // versions in memory, tombstones included
+	p.statInt("curr_items", e.Entries+e.TableEntries) // versions, tombstones included
 	p.statInt("total_items", e.Writes)
 	p.statInt("bytes", e.WriteCacheUsed)
 	p.statInt("limit_maxbytes", e.MemQuota)
@@ -110,6 +110,29 @@ func (p *pipeline) engineStats(e *lsm.Stats) {
 	p.statInt("write_cache_used", e.WriteCacheUsed)
 	p.statInt("write_cache_limit", e.WriteCacheLimit)
 	p.statInt("memtables", int64(e.Memtables))
+	p.statInt("tables", int64(e.Tables))
+	p.statInt("table_bytes", e.TableBytes)
+	p.statInt("table_entries", e.TableEntries)
+	p.statInt("tables_open", int64(e.TablesOpen))
+	p.statInt("tables_fenced", int64(e.TablesFenced))
+	p.statInt("table_memory", e.TableMemory)
+	p.statInt("runs_max", int64(e.RunsMax))
+	p.statInt("log_bytes", e.LogBytes)
+	p.statInt("garbage_documents", e.GarbageKnown)
+	p.statInt("block_reads", e.BlockReads)
+	p.statInt("index_reads", e.IndexReads)
+	p.statInt("flushes", e.Flushes)
+	p.statInt("flushes_failed", e.FlushesFailed)
+	if e.FlushError != "" {
+		p.statText("flush_error", e.FlushError[:min(len(e.FlushError), statTextMax)])
+	}
+	w := &e.Written
+	p.statInt("written_log", w.Log)
+	p.statInt("written_log_padding", w.LogPadding)
+	p.statInt("written_log_prewrite", w.LogPrewrite)
+	p.statInt("written_log_footers", w.LogFooters)
+	p.statInt("written_flush", w.Flush)
+	p.statInt("written_manifest", w.Manifest)
 	p.statInt("slowed_writes", e.Slowed)
 	p.statInt("slowed_nanoseconds", int64(e.SlowedTime))
 	p.statInt("stalled_writes", e.Stalled)
