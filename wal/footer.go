@@ -137,9 +137,18 @@ func ReadFooter(f vfs.File, secret *Secret, segment entry.SegmentID) (Footer, *S
 	if err != nil {
 		return Footer{}, nil, inFile(err, f.Name())
 	}
+	index, err := readIndex(f, &foot, secret)
+	if err != nil {
+		return Footer{}, nil, err
+	}
+	return foot, index, nil
+}
+
+// readIndex reads the index that a footer points to.
+func readIndex(f vfs.File, foot *Footer, secret *Secret) (*SeqnoIndex, error) {
 	var index *SeqnoIndex
-	err = readAligned(f, int64(foot.indexOffset), int(foot.indexBytes), func(b []byte) error {
-		if sum64(mix64(place(secret, segment, foot.indexOffset)^domainIndex), b) != foot.indexSum {
+	err := readAligned(f, int64(foot.indexOffset), int(foot.indexBytes), func(b []byte) error {
+		if sum64(mix64(place(secret, foot.Segment, foot.indexOffset)^domainIndex), b) != foot.indexSum {
 			return corrupt("", int64(foot.indexOffset), "footer: wrong sum of the seqno index")
 		}
 		var err error
@@ -147,13 +156,13 @@ func ReadFooter(f vfs.File, secret *Secret, segment entry.SegmentID) (Footer, *S
 		return err
 	})
 	if err != nil {
-		return Footer{}, nil, inFile(err, f.Name())
+		return nil, inFile(err, f.Name())
 	}
 	if index.Len() > 0 && (index.first < foot.First || index.last > foot.Last) {
-		return Footer{}, nil, corrupt(f.Name(), int64(foot.indexOffset), "footer: index of seqnos %d to %d in a segment of %d to %d",
+		return nil, corrupt(f.Name(), int64(foot.indexOffset), "footer: index of seqnos %d to %d in a segment of %d to %d",
 			index.first, index.last, foot.First, foot.Last)
 	}
-	return foot, index, nil
+	return index, nil
 }
 
 // inFile names the file in a CorruptError that has none.

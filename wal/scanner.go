@@ -545,8 +545,10 @@ func (w *groupWalk) accept(h *GroupHeader) {
 		w.last = h.Last()
 		w.next = w.last + 1
 	}
-	w.vouch(h.Durable)
-	w.res.Unproven = append(w.res.Unproven, GroupPlace{w.f.ID, start, uint32(w.off) - start, w.last, h.Count})
+	if !w.outputs {
+		w.vouch(h.Durable)
+		w.res.Unproven = append(w.res.Unproven, GroupPlace{w.f.ID, start, uint32(w.off) - start, w.last, h.Count})
+	}
 	w.chained = true
 	w.flags = h.Flags
 	w.res.End.Segment, w.res.End.Offset = w.f.ID, uint32(w.off)
