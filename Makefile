@@ -5,6 +5,8 @@ GO          ?= go
 T           ?= 60s
 BENCH_T     ?= 3s
 ROUNDS      ?= 3
+SIZE        ?= 1GB
+VALUE_SIZES ?= 1024,8
 KILLS       ?= 50
 TESTFLAGS   ?= -timeout 18m
 BENCH       ?= .
@@ -20,7 +22,7 @@ STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench bench-go bench-restart kill test-large fuzz mutants soak clean
+.PHONY: run test check build bench bench-go bench-restart bench-load kill test-large fuzz mutants soak clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -53,6 +55,10 @@ bench: build
 # bench-restart: time from SIGKILL to ready with a log of 300 MB, ROUNDS times
 bench-restart: build
 	@scripts/bench-restart.sh $(ROUNDS)
+
+# bench-load: the engine beside Pebble, SIZE of documents loaded, ROUNDS times each, values of VALUE_SIZES bytes
+bench-load:
+	@scripts/bench-load.sh $(SIZE) $(ROUNDS) $(VALUE_SIZES)
 
 # bench-go: Go benchmarks of the packages, with allocations (BENCH=regexp selects)
 bench-go:

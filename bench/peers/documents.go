@@ -5,19 +5,23 @@ import (
 	"encoding/hex"
 )
 
-// keyBytes is the length of every key: a word in hexadecimal digits.
-const keyBytes = 16
+// keyBytesMax is the length of the longest key: a word in hexadecimal digits.
+const keyBytesMax = 16
 
 // putKey writes the key of index, lower-case hexadecimal digits of a bijective
-// mix, into dst, which holds keyBytes bytes.
+// mix of as many bits as they can hold, into dst. It holds an even number of
+// bytes, at most keyBytesMax.
 func putKey(dst []byte, index uint64) {
-	x := index
-	x = (x ^ x>>32) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>32) * 0x94d049bb133111eb
-	x ^= x >> 32
+	bits := 4 * len(dst)
+	mask := ^uint64(0) >> (64 - bits)
+	half := bits / 2
+	x := index & mask
+	x = (x ^ x>>half) * 0xbf58476d1ce4e5b9 & mask
+	x = (x ^ x>>half) * 0x94d049bb133111eb & mask
+	x ^= x >> half
 	var word [8]byte
-	binary.BigEndian.PutUint64(word[:], x)
-	hex.Encode(dst, word[:])
+	binary.BigEndian.PutUint64(word[:], x<<(64-bits))
+	hex.Encode(dst, word[:len(dst)/2])
 }
 
 // putValue fills dst with bytes that look random and follow from the index.

@@ -2,18 +2,24 @@ package main
 
 import (
 	"bytes"
+	"encoding/hex"
 	"testing"
 )
 
 func TestDocumentsAreDistinctAndRepeatable(t *testing.T) {
 	seen := map[string]bool{}
-	key, value, again := make([]byte, keyBytes), make([]byte, 100), make([]byte, 100)
-	for i := range uint64(10000) {
-		putKey(key, i)
-		if seen[string(key)] {
-			t.Fatalf("index %d has the key %s of another", i, key)
+	value, again := make([]byte, 100), make([]byte, 100)
+	for _, keyBytes := range []int{6, 12, keyBytesMax} {
+		key := make([]byte, keyBytes)
+		for i := range uint64(10000) {
+			putKey(key, i)
+			if _, err := hex.DecodeString(string(key)); err != nil || seen[string(key)] {
+				t.Fatalf("index %d has the key %q of another, or no digits: %v", i, key, err)
+			}
+			seen[string(key)] = true
 		}
-		seen[string(key)] = true
+	}
+	for i := range uint64(10000) {
 		putValue(value, i)
 		if seen[string(value)] {
 			t.Fatalf("index %d has the value of another", i)

@@ -1,16 +1,21 @@
-// Peers times what fluxkv is compared with: how long another engine takes to
-// open a directory whose documents are all in its log. It is a module of its
-// own, so that fluxkv itself depends on none of them.
+// Peers times what fluxkv is compared with, and its own engine beside it. It
+// is a module of its own, so that fluxkv itself depends on none of them.
 //
 //	peers restart --engine pebble --dir D --value-size N --documents M
 //	peers open --engine pebble --dir D --value-size N --documents M --verify
+//	peers load --engine fluxkv --dir D --value-size N --documents M --writers W
+//	peers compare --dir D --size 1000000000 --rounds 3
 //
 // restart loads the documents into a new directory, syncs the log, and exits
 // without closing, as a killed process would. open prints the seconds that
-// opening took; it may change the directory, so each run needs a copy.
+// opening took; it may change the directory, so each run needs a copy. load
+// writes batches until all is acknowledged, then until all is in tables, and
+// prints what that took as JSON. compare runs load in processes of their own,
+// the engines by turns, and prints tables of medians.
 package main
 
 import (
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -37,41 +42,49 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("want a command: restart or open")
+		return fmt.Errorf("want a command: restart, open, load or compare")
 	}
 	command := args[0]
+	if command == "compare" {
+		return compare(args[1:])
+	}
 	var l load
-	var engine string
+	var w writing
 	var verify bool
 	flags := flag.NewFlagSet("peers "+command, flag.ExitOnError)
-	flags.StringVar(&engine, "engine", "pebble", "the engine: pebble")
-	flags.StringVar(&l.dir, "dir", "", "directory of the store; restart wants it absent or empty")
+	flags.StringVar(&w.engine, "engine", "pebble", "the engine: pebble; for load also fluxkv or pebble-snappy")
+	flags.StringVar(&l.dir, "dir", "", "directory of the store; restart and load want it absent or empty")
 	flags.Uint64Var(&l.documents, "documents", 1000, "number of documents")
-	flags.IntVar(&l.keyBytes, "key-size", keyBytes, "bytes of a key; only 16")
+	flags.IntVar(&l.keyBytes, "key-size", keyBytesMax, "bytes of a key, an even number up to 16")
 	flags.IntVar(&l.valueSize, "value-size", 1024, "bytes of a value")
 	flags.BoolVar(&verify, "verify", false, "open: compare some of the documents afterwards")
+	flags.IntVar(&w.writers, "writers", 1, "load: goroutines that write")
+	flags.IntVar(&w.batch, "batch", 128, "load: documents of a batch")
+	flags.Int64Var(&w.memory, "memory", 64<<20, "load: bytes of all memtables")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
 	switch {
 	case flags.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case engine != "pebble":
-		return fmt.Errorf("engine %q: want pebble", engine)
+	case command != "load" && w.engine != "pebble":
+		return fmt.Errorf("engine %q: want pebble", w.engine)
 	case l.dir == "":
 		return fmt.Errorf("--dir is missing")
 	case l.documents == 0:
 		return fmt.Errorf("documents 0: want at least 1")
-	case l.keyBytes != keyBytes:
-		return fmt.Errorf("key size %d: want %d", l.keyBytes, keyBytes)
+	case l.keyBytes < 2 || l.keyBytes > keyBytesMax || l.keyBytes%2 != 0 || l.documents-1 > ^uint64(0)>>(64-4*l.keyBytes):
+		return fmt.Errorf("key size %d: want an even number up to %d whose digits tell %d documents apart", l.keyBytes, keyBytesMax, l.documents)
 	case l.valueSize < 0 || l.valueSize > 1<<20:
 		return fmt.Errorf("value size %d: want 0 to %d", l.valueSize, 1<<20)
+	case w.writers < 1 || w.batch < 1 || w.memory < 2<<20:
+		return fmt.Errorf("%d writers, batches of %d, %d bytes of memory: want at least 1, 1 and 2 MiB", w.writers, w.batch, w.memory)
+	}
+	if left, _ := filepath.Glob(filepath.Join(l.dir, "*")); command != "open" && len(left) > 0 {
+		return fmt.Errorf("%s is not empty", l.dir)
 	}
 	switch command {
 	case "restart":
-		if left, _ := filepath.Glob(filepath.Join(l.dir, "*")); len(left) > 0 {
-			return fmt.Errorf("%s is not empty", l.dir)
-		}
 		return loadPebble(l)
 	case "open":
 		took, err := openPebble(l, verify)
@@ -79,6 +92,13 @@ func run(args []string) error {
 			fmt.Printf("%.3f\n", took.Seconds())
 		}
 		return err
+	case "load":
+		w.load = l
+		f, err := w.run()
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(os.Stdout).Encode(f)
 	}
-	return fmt.Errorf("command %q: want restart or open", command)
+	return fmt.Errorf("command %q: want restart, open, load or compare", command)
 }

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"math/bits"
 	"os"
 	"path/filepath"
 	"time"
@@ -15,9 +12,6 @@ import (
 // memTableBytes holds everything that is loaded, so that nothing is flushed
 // and all of it must come from the log.
 const memTableBytes = 1 << 30
-
-// spotChecks is how many documents are compared after opening, spread evenly.
-const spotChecks = 10000
 
 // quiet keeps Pebble's account of each log it replays out of the output.
 type quiet struct{}
@@ -79,29 +73,6 @@ func openPebble(l load, verify bool) (time.Duration, error) {
 	if err != nil || !verify {
 		return took, err
 	}
-	key, want := make([]byte, l.keyBytes), make([]byte, l.valueSize)
-	for n := range min(spotChecks, l.documents) {
-		i := n
-		if l.documents > spotChecks { // first and last are always among them
-			hi, lo := bits.Mul64(n, l.documents-1)
-			i, _ = bits.Div64(hi, lo, spotChecks-1)
-		}
-		putKey(key, i)
-		putValue(want, i)
-		got, closer, err := db.Get(key)
-		if errors.Is(err, pebble.ErrNotFound) {
-			return took, fmt.Errorf("document %d (%s) is missing", i, key)
-		}
-		if err != nil {
-			return took, err
-		}
-		same := bytes.Equal(got, want)
-		if err := closer.Close(); err != nil {
-			return took, err
-		}
-		if !same {
-			return took, fmt.Errorf("document %d (%s) has another value", i, key)
-		}
-	}
-	return took, nil
+	w := writing{load: l}
+	return took, w.check(&pebbleStore{db})
 }
