@@ -100,6 +100,13 @@ type Options struct {
 	tableBytesMin int64
 	// replayBufferBytes is lowered by tests; 0 is the scanner's default.
 	replayBufferBytes int
+	// writeCacheMin is lowered by tests so that a few writes fill the cache;
+	// default 1 MiB.
+	writeCacheMin int64
+	// flushOnDemand keeps the scheduler from starting flushes by itself: only
+	// Flush, an idle store and a stalled writer make it. For tests that must do
+	// the same in each run.
+	flushOnDemand bool
 }
 
 func (o Options) withDefaults() Options {
@@ -169,6 +176,9 @@ func (o Options) withDefaults() Options {
 	if o.groupBytesMax == 0 {
 		o.groupBytesMax = 4 * mib
 	}
+	if o.writeCacheMin == 0 {
+		o.writeCacheMin = mib
+	}
 	return o
 }
 
@@ -189,7 +199,7 @@ func (o Options) Validate() error {
 	if o.MemQuota < 16*mib {
 		bad("MemQuota %d: want at least 16 MiB", o.MemQuota)
 	}
-	if o.MemQuota >= 16*mib && (o.WriteCache < mib || o.WriteCache > o.MemQuota) {
+	if o.MemQuota >= 16*mib && (o.WriteCache < o.writeCacheMin || o.WriteCache > o.MemQuota) {
 		bad("WriteCache %d: want 1 MiB up to MemQuota %d", o.WriteCache, o.MemQuota)
 	}
 	if o.AsyncWindow < 0 || o.AsyncWindow > time.Minute {

@@ -223,6 +223,12 @@ func (db *DB) startFlush() bool {
 	}
 	l := db.flushLimits()
 	stores, used, padded := db.flushStores()
+	if db.o.flushOnDemand {
+		l.active, l.record, l.padded = math.MaxInt64/4, math.MaxInt64/4, math.MaxInt64/4
+		for k := range stores {
+			stores[k].sealed = 0
+		}
+	}
 	picked := pickFlush(stores, l, s.upTo, db.quota.stallsNow.Load() > 0)
 	if len(picked) == 0 {
 		active, pinned := int64(0), int64(0)
