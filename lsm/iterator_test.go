@@ -178,6 +178,7 @@ func TestR18_IteratorsTakeFreshViews(t *testing.T) {
 			it = mustIter(t, it, err)
 			want := keysOf(t, it)
 			it.viewAge = 0
+			pauseFlushes(db)
 			var got []string
 			views := map[*view]bool{}
 			for ok := it.First(); ok; ok = it.Next() {

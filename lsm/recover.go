@@ -68,7 +68,7 @@ const lockName = "LOCK"
 
 // corruptError gives damage found below the name that callers know.
 func corruptError(err error) error {
-	if errors.Is(err, wal.ErrCorrupt) || errors.Is(err, manifest.ErrCorrupt) {
+	if errors.Is(err, wal.ErrCorrupt) || errors.Is(err, manifest.ErrCorrupt) || errors.Is(err, sstable.ErrCorrupt) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return err
@@ -338,10 +338,10 @@ func (r *recoverer) startLog() error {
 	db.edits.mu.Unlock()
 	v := &view{db: db, version: ver}
 	for i, t := range r.tables {
-		bytes := int64(t.Bytes()) + int64(t.Len())*indexBytes
-		t.bytes.Store(bytes)
-		db.quota.charge(bytes)
 		if t.Len() > 0 {
+			bytes := int64(t.Bytes()) + int64(t.Len())*indexBytes
+			t.bytes.Store(bytes)
+			db.quota.charge(bytes)
 			t.first = r.state.ReplayFrom
 		}
 		v.tables[i] = []*table{t}
