@@ -150,5 +150,30 @@ func (s *Store) Range(lower string, at entry.Seqno, now int64) iter.Seq2[string,
 	}
 }
 
+// All yields every version of every key, in no order.
+func (s *Store) All() iter.Seq2[string, Version] {
+	return func(yield func(string, Version) bool) {
+		for key, versions := range s.keys {
+			for _, v := range versions {
+				if !yield(key, v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Visible reports whether a reader at some seqno from..to sees version seqno of
+// key at time now. Readers above the last write see what one at it sees.
+func (s *Store) Visible(key string, seqno, from, to entry.Seqno, now int64) bool {
+	see := func(at entry.Seqno) bool {
+		v, ok := s.Get(key, at, now)
+		return ok && v.Seqno == seqno
+	}
+	// A version only ever disappears, so the lowest of them sees it, if any.
+	at := max(from, seqno)
+	return at <= to && see(at)
+}
+
 // Keys returns every key ever written, in order.
 func (s *Store) Keys() []string { return slices.Sorted(maps.Keys(s.keys)) }

@@ -62,3 +62,42 @@ func TestRange(t *testing.T) {
 		})
 	}
 }
+
+func TestVisible(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		key      string
+		seqno    entry.Seqno
+		from, to entry.Seqno
+		now      int64
+		want     bool
+	}{
+		{"to a reader of its time", "a", 3, 1, 9, 0, true},
+		{"to the last reader before the clear", "a", 3, 4, 9, 0, true},
+		{"hidden by the clear", "a", 3, 5, 9, 0, false},
+		{"hidden by a newer one", "b", 4, 9, 9, 0, false},
+		{"above all readers", "b", 9, 1, 8, 0, false},
+		{"the newest", "b", 9, 9, 20, 0, true},
+		{"a tombstone", "a", 7, 7, 9, 0, false},
+		{"not expired", "c", 8, 1, 9, 99, true},
+		{"expired", "c", 8, 1, 9, 100, false},
+		{"nothing", "d", 8, 1, 9, 0, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := example().Visible(c.key, c.seqno, c.from, c.to, c.now); got != c.want {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+func TestAll(t *testing.T) {
+	n, last := 0, entry.Seqno(0)
+	for _, v := range example().All() {
+		n++
+		last = max(last, v.Seqno)
+	}
+	if n != 5 || last != 9 {
+		t.Errorf("%d versions up to %d", n, last)
+	}
+}
