@@ -170,6 +170,7 @@ func (db *DB) close() error {
 	db.closing.Store(true)
 	db.quota.stop(ErrClosed)
 	db.clears.stop()
+	db.sched.closing()
 	for db.inflight.Load() != 0 {
 		<-db.drained
 	}

@@ -250,11 +250,7 @@ func (j *flushJob) install() error {
 		return fmt.Errorf("flush: %w", db.edited(err))
 	}
 	for i := range j.parts {
-		r := &j.parts[i].result
-		db.counts.flushedTables.Add(int64(len(r.Tables)))
-		db.counts.flushedBytes.Add(r.Bytes)
-		db.counts.flushedEntries.Add(int64(r.Out))
-		db.counts.flushDropped.Add(int64(r.Dropped))
+		db.counts.flushed(&j.parts[i].result)
 	}
 	db.counts.flushes.Add(1)
 	return nil

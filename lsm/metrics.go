@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fluxkv/compaction"
 	"fluxkv/wal"
 )
 
@@ -17,6 +18,14 @@ type counters struct {
 	blockReads, indexReads               atomic.Int64
 	flushes, flushedTables, flushedBytes atomic.Int64
 	flushedEntries, flushDropped         atomic.Int64
+}
+
+// flushed counts what a flush of one kvstore made.
+func (c *counters) flushed(r *compaction.Result) {
+	c.flushedTables.Add(int64(len(r.Tables)))
+	c.flushedBytes.Add(r.Bytes)
+	c.flushedEntries.Add(int64(r.Out))
+	c.flushDropped.Add(int64(r.Dropped))
 }
 
 // Recovery says what Open found.

@@ -96,7 +96,8 @@ func (r *recoverer) record() error {
 		}
 		return err
 	}
-	r.spilled = spilled{}
+	db.raiseExpiryClock(r.state.ExpiryClock)
+	r.countSpilled()
 	for _, s := range e.EndSegments {
 		r.cut(s)
 	}

@@ -79,6 +79,13 @@ func (db *DB) startScheduler() {
 	db.sched.wake()
 }
 
+// closing lets nobody wait for a flush any more.
+func (s *scheduler) closing() {
+	s.mu.Lock()
+	s.cond.Broadcast()
+	s.mu.Unlock()
+}
+
 // stop calls running jobs off and waits for them. Nobody is left waiting for a
 // flush.
 func (s *scheduler) stop() {

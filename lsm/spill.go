@@ -114,6 +114,15 @@ func (r *recoverer) addSpilled(e *manifest.Edit) error {
 	return nil
 }
 
+// countSpilled counts what replay wrote as what it is, a flush. The tables are
+// the store's from now on.
+func (r *recoverer) countSpilled() {
+	for i := range r.spilled.parts {
+		r.db.counts.flushed(&r.spilled.parts[i].result)
+	}
+	r.spilled = spilled{}
+}
+
 // removeSpilled removes the tables of an open that failed.
 func (r *recoverer) removeSpilled() {
 	for i := range r.spilled.parts {
