@@ -21,6 +21,8 @@ type runningLog struct {
 	fs   vfs.FS
 	mu   sync.Mutex  // LogOptions.Mu
 	next entry.Seqno // guarded by mu
+	// onPlaced, if set, is told of every separated document.
+	onPlaced func(a entry.Address, s entry.Seqno)
 
 	regMu   sync.Mutex
 	reg     []ScanSegment
@@ -139,6 +141,9 @@ func (r *runningLog) tryPut(n, valueBytes int) (entry.Seqno, error) {
 					off := p.Offset + uint32(start)
 					FinishDocument(dst[start:], &testSecret, p.Segment, off, s)
 					p.SetDoc(i, s, off)
+					if r.onPlaced != nil {
+						r.onPlaced(entry.Address{Segment: p.Segment, Offset: off, Length: uint32(len(dst) - start)}, s)
+					}
 				}
 			}
 			p.Done()
@@ -242,8 +247,8 @@ func (r *runningLog) drop(ids ...entry.SegmentID) {
 func until(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	for start := time.Now(); !done(); time.Sleep(50 * time.Microsecond) {
-		if time.Since(start) > 30*time.Second {
-			t.Fatalf("%s: not after 30 s", what)
+		if time.Since(start) > 2*time.Minute {
+			t.Fatalf("%s: not after two minutes", what)
 		}
 	}
 }
