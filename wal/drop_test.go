@@ -2,6 +2,7 @@ package wal
 
 import (
 	"errors"
+	"os"
 	"sync/atomic"
 	"testing"
 
@@ -138,7 +139,7 @@ type countedFile struct {
 
 func (f *countedFile) Close() error {
 	err := f.File.Close()
-	if err == nil {
+	if !errors.Is(err, os.ErrClosed) { // any other error closes it all the same
 		f.fs.open.Add(-1)
 	}
 	return err
