@@ -248,3 +248,21 @@ func BenchmarkScan(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkVerify rereads a table of a million entries of 8 B documents in
+// memory, as a flush does with what it wrote.
+func BenchmarkVerify(b *testing.B) {
+	vs, hashes := benchVersions("hex62M", 1_000_000, 32, false)
+	fs := newFS(b)
+	benchTable(b, fs, "idx/"+Name(testNumber), testOptions(), vs, hashes)
+	ro := readerOptions()
+	ro.PinFilter = true
+	r := openTable(b, fs, "idx/"+Name(testNumber), false, ro)
+	start := cpu()
+	for b.Loop() {
+		if err := r.Verify(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(cpu()-start)/float64(b.N)/float64(len(vs)), "cpu-ns/entry")
+}

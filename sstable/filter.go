@@ -29,18 +29,21 @@ const hashChunk = 32 << 10
 // hashList collects the hashes of a table's keys, 8 bytes each: the size of
 // the filter is known only when the last key is.
 type hashList struct {
-	chunks [][]uint64
-	n      int
+	full [][]uint64 // chunks
+	last []uint64   // the open chunk
 }
 
 func (l *hashList) add(h uint64) {
-	if l.n%hashChunk == 0 {
-		l.chunks = append(l.chunks, make([]uint64, 0, hashChunk))
+	if len(l.last) == cap(l.last) {
+		if l.last != nil {
+			l.full = append(l.full, l.last)
+		}
+		l.last = make([]uint64, 0, hashChunk)
 	}
-	last := &l.chunks[len(l.chunks)-1]
-	*last = append(*last, h)
-	l.n++
+	l.last = append(l.last, h)
 }
+
+func (l *hashList) len() int { return len(l.full)*hashChunk + len(l.last) }
 
 // pieceOf is the piece of pieces that has the bits of hash h.
 func pieceOf(h uint64, pieces uint32) uint32 {

@@ -47,7 +47,7 @@ type verifier struct {
 	cur    cursor
 
 	seen Properties
-	uses map[entry.SegmentID]SegmentUse
+	uses map[entry.SegmentID]*SegmentUse
 	prev []byte
 	last entry.Seqno
 	end  uint64 // of the last data block
@@ -55,8 +55,15 @@ type verifier struct {
 	piece    []byte // the piece asked last, and its number
 	pieceAt  int64
 	pieceBuf Buffer
+	hashes   [filterBatch]uint64 // of the block's keys that the filter was not asked for yet
+	hashed   int
 	expires  uint64
 }
+
+// filterBatch is for how many keys the filter is asked in one go: its pieces
+// lie all over the memory, and the processor waits for many of them together
+// when nothing else stands between.
+const filterBatch = 256
 
 func (v *verifier) bad(ref BlockRef, format string, args ...any) error {
 	return corrupt(v.r.file.Name(), int64(ref.Offset), "%v: %s", ref.Kind, fmt.Sprintf(format, args...))
@@ -143,38 +150,63 @@ func (v *verifier) dataBlock(ref BlockRef, at *cursor) error {
 	var e entry.Version
 	for c.set(0); c.i < c.b.count; c.next() {
 		c.version(&e)
-		if err := v.entry(ref, &e); err != nil {
+		if err := v.entry(ref, &e, c.i == 0); err != nil {
 			return err
+		}
+	}
+	s.Largest = append(s.Largest[:0], v.prev...)
+	return v.askFilter(ref)
+}
+
+// askFilter looks for the hashes collected, of keys of the data block ref.
+func (v *verifier) askFilter(ref BlockRef) error {
+	f, probes := &v.r.foot, int(v.r.props.Filter.Probes)
+	hashes := v.hashes[:v.hashed]
+	v.hashed = 0
+	for _, h := range hashes {
+		i := pieceOf(h, f.pieces)
+		piece := v.r.filter
+		if piece != nil {
+			piece = piece[int(i)*pieceBytes:][:pieceBytes]
+		} else {
+			var err error
+			if piece, err = v.loadPiece(i); err != nil {
+				return err
+			}
+		}
+		if !pieceHas(piece, h, probes) {
+			return v.bad(v.r.piece(i), "misses a key of the %v", ref)
 		}
 	}
 	return nil
 }
 
-func (v *verifier) entry(ref BlockRef, e *entry.Version) error {
+// entry counts an entry of the data block ref, whose first one it is or not,
+// and checks that it follows what was before: an entry, or the separator in
+// front of the block.
+func (v *verifier) entry(ref BlockRef, e *entry.Version, opens bool) error {
 	s := &v.seen
-	first := s.Entries == 0
-	if !first && entry.Compare(v.prev, v.last, e.Key, e.Seqno) >= 0 {
+	order := bytes.Compare(v.prev, e.Key)
+	if order > 0 || order == 0 && v.last <= e.Seqno {
 		return v.bad(ref, "%q at %d after %q at %d", e.Key, e.Seqno, v.prev, v.last)
 	}
 	if len(e.Key) <= entry.VBucketBytes {
 		return v.bad(ref, "key of %d bytes", len(e.Key))
 	}
-	if first {
+	if s.Entries == 0 {
 		s.Smallest = bytes.Clone(e.Key)
 		s.LowestSeqno = e.Seqno
-		v.uses = map[entry.SegmentID]SegmentUse{}
+		v.uses = map[entry.SegmentID]*SegmentUse{}
 	}
-	if !bytes.Equal(s.Largest, e.Key) {
-		s.Largest = append(s.Largest[:0], e.Key...)
-		if f := v.r.foot; f.pieces > 0 {
-			h := xxhash.Sum64(e.Key[entry.VBucketBytes:])
-			i := pieceOf(h, f.pieces)
-			piece, err := v.loadPiece(i)
-			if err != nil {
+	fresh := order < 0
+	if opens {
+		fresh = !bytes.Equal(s.Largest, e.Key)
+	}
+	if fresh && v.r.foot.pieces > 0 {
+		v.hashes[v.hashed] = xxhash.Sum64(e.Key[entry.VBucketBytes:])
+		if v.hashed++; v.hashed == filterBatch {
+			if err := v.askFilter(ref); err != nil {
 				return err
-			}
-			if !pieceHas(piece, h, int(v.r.props.Filter.Probes)) {
-				return v.bad(v.r.piece(i), "misses key %q", e.Key)
 			}
 		}
 	}
@@ -189,12 +221,17 @@ func (v *verifier) entry(ref BlockRef, e *entry.Version) error {
 	}
 	if a := e.Value.Address; !a.IsZero() {
 		use := v.uses[a.Segment]
-		use.Segment = a.Segment
+		if use == nil {
+			use = &SegmentUse{Segment: a.Segment}
+			v.uses[a.Segment] = use
+		}
 		use.Documents++
 		use.Bytes += uint64(a.Length)
-		v.uses[a.Segment] = use
 	}
-	v.prev, v.last = append(v.prev[:0], e.Key...), e.Seqno
+	if order < 0 {
+		v.prev = append(v.prev[:0], e.Key...)
+	}
+	v.last = e.Seqno
 	return nil
 }
 
@@ -206,7 +243,7 @@ func (v *verifier) compare() error {
 		expires += uint64(b.Entries)
 	}
 	segments := len(p.Segments) == len(v.uses) &&
-		!slices.ContainsFunc(p.Segments, func(u SegmentUse) bool { return v.uses[u.Segment] != u })
+		!slices.ContainsFunc(p.Segments, func(u SegmentUse) bool { use := v.uses[u.Segment]; return use == nil || *use != u })
 	switch {
 	case s.Entries != p.Entries, s.Tombstones != p.Tombstones, s.KeyBytes != p.KeyBytes, s.ValueBytes != p.ValueBytes,
 		s.LowestSeqno != p.LowestSeqno, s.HighestSeqno != p.HighestSeqno,
