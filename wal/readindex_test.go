@@ -261,3 +261,82 @@ func TestR06_IndexOfARunningLog(t *testing.T) {
 		}
 	})
 }
+
+// TestR06_IndexOfASegmentWithoutDocuments: nothing was placed in it before it
+// was ended, sealed or stepped over.
+func TestR06_IndexOfASegmentWithoutDocuments(t *testing.T) {
+	b := newMemBuilder(t, 512, 8192)
+	b.roll(3)
+	empty := b.off
+	b.roll(4)
+	b.seal(true, true)
+	sealed := b.off
+	b.roll(5)
+	b.sets(3, 100)
+	inline := b.off
+	for id, ends := range map[entry.SegmentID][]uint32{3: {0, empty}, 4: {0, sealed}, 5: {0, inline}} {
+		for _, end := range ends {
+			x, err := ReadSeqnoIndex(t.Context(), b.indexOptions(), id, SegmentLog, end)
+			wantIndex(t, x, err, map[entry.Seqno]uint32{})
+		}
+	}
+	if _, err := ReadSeqnoIndex(t.Context(), b.indexOptions(), 4, SegmentLog, sealed-512); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("another end than the footer's: %v", err)
+	}
+}
+
+// FuzzReadSeqnoIndex damages a segment whose end is known. Without resum the
+// index is exact or there is an error; with resum, where the sums of the group
+// there are made right again, nothing may panic or leave its bounds.
+func FuzzReadSeqnoIndex(f *testing.F) {
+	fs := memfs.New()
+	b := newLogBuilder(f, fs, 512, 16384)
+	b.roll(1)
+	b.sets(3, 300)
+	b.sets(2, 700)
+	b.group(GroupPromise)
+	b.sets(1, 10)
+	b.seal(true, true)
+	footed, want := b.off, b.documents(1)
+	b.roll(2)
+	b.sets(2, 400)
+	b.sets(1, 900)
+	torn, wantTorn := b.off, b.documents(2)
+	b.closeFile()
+	f.Add(false, uint16(b.groups[0].Offset), b.peek(1, int64(b.groups[0].Offset), 80), true)
+	f.Add(true, uint16(b.groups[5].Offset+16), []byte{0xff, 0xff, 0xff, 0xff}, true)
+	f.Add(false, uint16(footed+32), []byte{1}, false)
+	f.Add(false, uint16(footed+430), []byte{1}, false)
+	f.Add(true, uint16(torn), []byte("no group"), false)
+	f.Fuzz(func(t *testing.T, second bool, off uint16, p []byte, resum bool) {
+		id, end, exact := entry.SegmentID(1), footed, want
+		if second {
+			id, end, exact = 2, torn, wantTorn
+		}
+		bad := *b
+		bad.t, bad.fs = t, fs.CrashCopy(1, memfs.KeepAll)
+		file, err := bad.fs.Open(bad.name(id), vfs.OpenOptions{Write: true})
+		bad.ok(err)
+		defer file.Close()
+		size, err := file.Size()
+		bad.ok(err)
+		if int64(off)+int64(len(p)) > size {
+			return
+		}
+		_, err = file.WriteAt(p, int64(off))
+		bad.ok(err)
+		if resum {
+			resumGroup(t, file, id, uint32(off)&^511, size)
+		}
+		x, err := ReadSeqnoIndex(t.Context(), bad.indexOptions(), id, SegmentLog, end)
+		switch {
+		case err != nil && !errors.Is(err, ErrCorrupt):
+			t.Fatal(err)
+		case err == nil && !resum:
+			wantIndex(t, x, err, exact)
+		}
+		if _, err := ReadSeqnoIndex(t.Context(), bad.indexOptions(), id, SegmentLog, 0); err != nil && !errors.Is(err, ErrCorrupt) {
+			t.Fatal(err)
+		}
+	})
+}
