@@ -543,6 +543,51 @@ func TestReadersFaultsAtEveryCall(t *testing.T) {
 	}
 }
 
+// TestS8_AnAcquiredTableOutlivesEviction: what an iterator and a lookup return
+// stays as it was while every other table of the store is opened and closed.
+func TestS8_AnAcquiredTableOutlivesEviction(t *testing.T) {
+	const entries = 2000
+	fs := newFDs(storeOf(t, 40, 0))
+	o := testOptions()
+	o.Number = 41
+	vs := tableVersions(41, entries)
+	writeTable(t, fs, "idx/"+Name(41), true, o, vs)
+	rs, hs := readersOf(t, fs, 41, nil)
+	defer rs.Close()
+	r := mustAcquire(t, hs[41])
+	it := r.NewIter(IterOptions{ReadAheadBytes: 16 << 10})
+	var buf Buffer
+	defer buf.Free()
+	var got entry.Version
+	if found, err := r.Get(hashOf(vs[7].Key), vs[7].Key, vs[7].Seqno, &buf, &got); err != nil || !found {
+		t.Fatal(found, err)
+	}
+	i := 0
+	for ok := it.First(); ok; ok = it.Next() {
+		if i%50 == 0 {
+			h := hs[1+i/50%40]
+			mustAcquire(t, h)
+			h.Release()
+		}
+		if !sameVersion(it.Version(), &vs[i]) || !sameVersion(&got, &vs[7]) {
+			t.Fatalf("entry %d: %s; found before: %s", i, show(it.Version()), show(&got))
+		}
+		i++
+	}
+	if err := it.Error(); err != nil || i != len(vs) {
+		t.Fatalf("%d of %d entries, %v", i, len(vs), err)
+	}
+	if again := mustAcquire(t, hs[41]); again != r {
+		t.Fatal("a table that is held was opened again")
+	}
+	hs[41].Release()
+	it.Close()
+	hs[41].Release()
+	if s := rs.Stats(); s.Evictions < 24 || s.Open != 16 {
+		t.Fatalf("%+v", s)
+	}
+}
+
 func TestAcquireOfAnOpenTableAllocatesNothing(t *testing.T) {
 	rs, hs := readersOf(t, storeOf(t, 1, 0), 1, nil)
 	defer rs.Close()
