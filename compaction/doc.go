@@ -8,6 +8,6 @@
 //	------------------------ TableBytes reached: cut between keys
 //	c#8  DEL             ─ keep ───────▶ ] 000188.sst
 //
-// Elision decides and does no I/O; Flush does, and holds no policy. What a
-// Flush made is named nowhere until the caller installs its Result.
+// Elision decides and does no I/O; Flush and Merge do, and hold no policy. What
+// they made is named nowhere until the caller installs the Result.
 package compaction

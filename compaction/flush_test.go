@@ -262,7 +262,7 @@ func TestS06_AnotherTable(t *testing.T) {
 		t.Errorf("another table: %v, files %v", err, list(t, fs))
 	}
 
-	lost := flusher{o: options(fs), result: Result{In: 3, Out: 1, Dropped: 1}}
+	lost := builder{o: options(fs).Output, result: Result{In: 3, Out: 1, Dropped: 1}}
 	if err := lost.finish(t.Context()); !errors.Is(err, ErrCounts) {
 		t.Errorf("a version lost: %v", err)
 	}
@@ -420,9 +420,9 @@ func TestFlushCancelled(t *testing.T) {
 	}
 }
 
-func TestFlushOptionsValidate(t *testing.T) {
-	err := (&FlushOptions{TableBytes: -1}).Validate()
-	for _, want := range []string{"FS", "NextNumber", "Hash", "TableBytes"} {
+func TestOutputValidate(t *testing.T) {
+	err := (&Output{TableBytes: -1, Boundaries: [][]byte{[]byte("b"), []byte("a")}}).Validate()
+	for _, want := range []string{"FS", "NextNumber", "Hash", "TableBytes", "boundary 1"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: nothing about %s", err, want)
 		}

@@ -65,10 +65,10 @@ func del(key string, seqno int) memtable.Op {
 
 func options(fs vfs.FS) FlushOptions {
 	number := uint64(0)
-	return FlushOptions{
+	return FlushOptions{Output: Output{
 		FS: fs, Dir: testDir, StoreID: testStore, KVStore: 3, BloomBits: 16, Hash: xxhash.Sum64,
 		NextNumber: func() uint64 { number++; return number }, WriteBufferBytes: 4096,
-	}
+	}}
 }
 
 func mkdir(tb failer, fs vfs.FS) {

@@ -39,6 +39,9 @@ type Result struct {
 	// In = Out + Dropped, in versions. Buried ones were written, as
 	// tombstones, and count in Out.
 	In, Out, Dropped, Buried uint64
+	// Readdressed counts documents that were written with another address than
+	// the one they were read with.
+	Readdressed uint64
 	// By counts versions by verdict.
 	By [verdicts]uint64
 	// Bytes of all files.

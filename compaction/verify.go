@@ -12,14 +12,14 @@ import (
 // verify reads the table that was just finished back from its file: every sum,
 // the order, that each version is found, and that it is what the writer says
 // it wrote.
-func (f *flusher) verify(wrote *sstable.Properties, size int64) (t Table, err error) {
-	name := f.path(f.number)
-	file, err := f.o.FS.Open(name, vfs.OpenOptions{Direct: f.o.Direct})
+func (b *builder) verify(wrote *sstable.Properties, size int64) (t Table, err error) {
+	name := b.path(b.number)
+	file, err := b.o.FS.Open(name, vfs.OpenOptions{Direct: b.o.Direct})
 	if err != nil {
 		return Table{}, fmt.Errorf("open new table %s: %w", name, err)
 	}
 	r, err := sstable.Open(file, sstable.ReaderOptions{
-		Number: f.number, StoreID: f.o.StoreID,
+		Number: b.number, StoreID: b.o.StoreID,
 		PinFilter: true, // it is asked for every key: one read instead of one a key
 	})
 	if err != nil {
@@ -42,11 +42,11 @@ func (f *flusher) verify(wrote *sstable.Properties, size int64) (t Table, err er
 		!slices.Equal(p.Segments, wrote.Segments) {
 		return Table{}, fmt.Errorf("verify new table %s: %w: not the one that was written", name, ErrCounts)
 	}
-	if n := len(f.result.Tables); n > 0 {
-		if last := f.result.Tables[n-1].Properties; bytes.Compare(last.Largest, p.Smallest) >= 0 {
+	if n := len(b.result.Tables); n > 0 {
+		if last := b.result.Tables[n-1].Properties; bytes.Compare(last.Largest, p.Smallest) >= 0 {
 			return Table{}, fmt.Errorf("verify new table %s: %w: begins with %q behind %q", name, sstable.ErrOrder, p.Smallest, last.Largest)
 		}
 	}
 	kept := *wrote // the reader's end with it, and the writer need not stay
-	return Table{Number: f.number, Name: name, FileBytes: size, Properties: &kept}, nil
+	return Table{Number: b.number, Name: name, FileBytes: size, Properties: &kept}, nil
 }

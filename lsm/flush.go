@@ -164,13 +164,12 @@ func (db *DB) flushTables(ctx context.Context, kvstore int, tables []*table, pol
 	if len(sources) > 1 {
 		src = iter.NewMerge(sources...)
 	}
-	o := compaction.FlushOptions{
+	o := compaction.FlushOptions{Policy: policy, Versions: versions, Output: compaction.Output{
 		FS: db.fs, Dir: path.Join(db.dir, TablesDir), Direct: !db.o.BufferedIO, LeaveDirSync: true,
-		NextNumber: db.edits.log.NextFileNumber, Hash: xxhash.Sum64,
-		Policy: policy, TableBytes: db.o.TableBytes, Versions: versions,
+		NextNumber: db.edits.log.NextFileNumber, Hash: xxhash.Sum64, TableBytes: db.o.TableBytes,
 		StoreID: db.format.StoreID, KVStore: uint16(kvstore),
 		BlockBytes: db.o.BlockBytes, WriteBufferBytes: db.o.TableWriteBuffer,
-	}
+	}}
 	if db.o.BloomBits > 0 {
 		o.BloomBits = db.o.BloomBits + upperBloomBits
 	}
