@@ -15,8 +15,9 @@ import (
 const (
 	// poolMax is how many freed segments are kept for reuse.
 	poolMax = 4
-	// prewriteBytes is the size of one background write (design R25).
-	prewriteBytes = 256 << 10
+	// backgroundBytes is the most that one write beside the log's own takes, so
+	// that no group waits long behind it (design R25).
+	backgroundBytes = 256 << 10
 	// retryMin and retryMax bound the pause between attempts to make a segment
 	// while somebody waits for one.
 	retryMin = 20 * time.Millisecond
@@ -389,8 +390,10 @@ func (l *Log) writeFooter(s *Segment) error {
 	}
 	defer offheap.FreeAligned(b)
 	n := copy(b, footer)
-	if _, err := s.File.WriteAt(b[:n], int64(s.end)); err != nil {
-		return err
+	for at := 0; at < n; at += backgroundBytes {
+		if _, err := s.File.WriteAt(b[at:min(at+backgroundBytes, n)], int64(s.end)+int64(at)); err != nil {
+			return err
+		}
 	}
 	bytes := int64(s.end) + int64(n)
 	// Synced before it is cut: a file shorter than it was registered must end

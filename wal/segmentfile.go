@@ -138,7 +138,7 @@ func (l *Log) prewrite(s *Segment) error {
 	if !l.o.Prewrite {
 		return nil
 	}
-	b, err := alignedBuffer(prewriteBytes, "prewrite buffer")
+	b, err := alignedBuffer(backgroundBytes, "prewrite buffer")
 	if err != nil {
 		return err
 	}
