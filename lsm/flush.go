@@ -34,14 +34,25 @@ func (db *DB) flush(ctx context.Context, kvstores []int) error {
 	if err := j.seal(kvstores); err != nil {
 		return fmt.Errorf("flush: %w", err)
 	}
-	if err := j.write(ctx); err != nil {
-		return errors.Join(err, j.removeTables())
+	for {
+		if err := j.write(ctx); err != nil {
+			return errors.Join(err, j.removeTables())
+		}
+		if err := ctx.Err(); err != nil {
+			return errors.Join(err, j.removeTables())
+		}
+		if err := j.install(); err != errOvertaken {
+			return err
+		}
+		if err := j.removeTables(); err != nil {
+			db.o.Logf("flush: %v", err)
+		}
 	}
-	if err := ctx.Err(); err != nil {
-		return errors.Join(err, j.removeTables())
-	}
-	return j.install()
 }
+
+// errOvertaken: a clear came to count while a job wrote. What the clear ended is
+// in the job's tables, and may name segments that went; it must be left out.
+var errOvertaken = errors.New("overtaken by a clear")
 
 // flushJob is one flush under way.
 type flushJob struct {
@@ -68,7 +79,7 @@ func (j *flushJob) seal(kvstores []int) error {
 	for i := range fresh {
 		var err error
 		if fresh[i], err = db.newTable(); err != nil {
-			freeTables(fresh[:i])
+			db.freeTables(fresh[:i])
 			return err
 		}
 	}
@@ -101,7 +112,7 @@ func (j *flushJob) seal(kvstores []int) error {
 	j.view = v
 	c.mu.Unlock()
 	old.release()
-	freeTables(spare)
+	db.freeTables(spare)
 	return nil
 }
 
@@ -200,24 +211,15 @@ func (db *DB) removeUnnamed(tables []compaction.Table) error {
 	return errors.Join(all...)
 }
 
-// install makes the tables part of the store. When the edit may be durable all
-// the same, the files stay and the next open decides.
+// install makes the tables part of the store, or returns errOvertaken. When the
+// edit may be durable all the same, the files stay and the next open decides.
 func (j *flushJob) install() error {
 	db := j.db
 	db.edits.mu.Lock()
 	defer db.edits.mu.Unlock()
 	st := db.edits.log.State()
-	// A clear may have overtaken the job: what it wrote is then nothing, and
-	// may name segments that went.
-	if h := db.horizon(); st.ClearSeqno != 0 && st.ClearSeqno <= h {
-		for i := range j.parts {
-			if p := &j.parts[i]; p.upTo <= st.ClearSeqno {
-				if err := db.removeUnnamed(p.result.Tables); err != nil {
-					db.o.Logf("flush: %v", err)
-				}
-				p.result = compaction.Result{}
-			}
-		}
+	if st.ClearSeqno != 0 && st.ClearSeqno <= db.horizon() && j.holdsVersionAt(st.ClearSeqno) {
+		return errOvertaken
 	}
 	e := &manifest.Edit{}
 	for i := range j.parts {
@@ -260,6 +262,18 @@ func (j *flushJob) holds(t *table) bool {
 	for i := range j.parts {
 		for _, u := range j.parts[i].tables {
 			if t == u {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// holdsVersionAt reports whether a table of the job has a version at or below s.
+func (j *flushJob) holdsVersionAt(s Seqno) bool {
+	for i := range j.parts {
+		for _, t := range j.parts[i].result.Tables {
+			if t.Properties.LowestSeqno <= s {
 				return true
 			}
 		}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -219,5 +221,51 @@ func TestW9_RestartAfterAFailedSyncWithoutDirectIO(t *testing.T) {
 		if it, err := db.Get(nil, []byte(k)); (k != "b" || seen) && (err != nil || string(it.Value) != v) {
 			t.Errorf("%s holds %q, %v; want %s", k, it.Value, err, v)
 		}
+	}
+}
+
+// TestR13_ClearOvertakesAFlush: a snapshot keeps what a clear ended, and a flush
+// of that together with newer versions begins. Before it is done the snapshot
+// goes, and with it the segments of the cleared documents, which nothing named
+// any more. The flush then named them, and the manifest refused its edit.
+func TestR13_ClearOvertakesAFlush(t *testing.T) {
+	disk := memfs.New()
+	o := tinyOptions()
+	o.VBuckets, o.FS = 1, disk
+	db := mustOpen(t, "data", o)
+	defer db.Close()
+	for i := range 10 { // for more than one segment
+		set(t, db, fmt.Sprintf("old%d", i), strings.Repeat("v", 10_000))
+	}
+	snapshot, err := db.NewSnapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Clear(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	set(t, db, "new", "value")
+	var once sync.Once
+	disk.SetHook(func(op memfs.Op) error {
+		if op.Kind == vfs.OpCreate && strings.HasSuffix(op.Name, ".sst") {
+			once.Do(func() {
+				snapshot.Close()
+				until(t, "the end of what was cleared", func() bool {
+					return !db.sched.tablesToRetire.Load()
+				})
+			})
+		}
+		return nil
+	})
+	mustFlush(t, db)
+	if s := db.Stats(); s.FlushesFailed != 0 || s.Entries != 0 {
+		t.Errorf("%d flushes failed, %d versions left in memory", s.FlushesFailed, s.Entries)
+	}
+	if _, err := db.Get(nil, []byte("old0")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the cleared document: %v", err)
+	}
+	want(t, db, "new", "value")
+	if st := db.edits.log.State(); len(st.Tables) != 1 || st.Tables[0].Entries != 1 {
+		t.Errorf("the tables are %+v, want one with one version", st.Tables)
 	}
 }
