@@ -184,7 +184,7 @@ func (db *DB) placeClear() (seqno Seqno, err error) {
 	var fresh [kvstoresMax]*table
 	for i := range db.kvstores {
 		if fresh[i], err = db.newTable(); err != nil {
-			freeTables(fresh[:i])
+			db.freeTables(fresh[:i])
 			return 0, err
 		}
 	}
@@ -228,15 +228,15 @@ func (db *DB) placeClear() (seqno Seqno, err error) {
 		}
 		c.mu.Unlock()
 		if err := db.makeWay(err, size); err != nil {
-			freeTables(fresh[:db.kvstores])
+			db.freeTables(fresh[:db.kvstores])
 			return 0, err
 		}
 	}
 }
 
-func freeTables(tables []*table) {
+func (db *DB) freeTables(tables []*table) {
 	for _, t := range tables {
-		t.Free()
+		db.spares.free(t)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
 	"fluxkv/wal"
@@ -347,11 +348,50 @@ func (db *DB) rotateFull(b *Batch) error {
 }
 
 func (db *DB) newTable() (*table, error) {
+	if t := db.spares.take(db.tableCapacity); t != nil {
+		return t, nil
+	}
 	t, err := memtable.New(memtable.Options{Capacity: db.tableCapacity})
 	if err != nil {
 		return nil, fmt.Errorf("memtable of up to %d bytes: %w", db.tableCapacity, err)
 	}
-	return &table{Table: t}, nil
+	return &table{Table: t, capacity: db.tableCapacity}, nil
+}
+
+// spares are memtables that serve again in builds where making one is
+// expensive. Elsewhere they would only keep pages that nobody counts.
+type spares struct {
+	mu   sync.Mutex // a leaf
+	kept []*memtable.Table
+	size int
+}
+
+func (s *spares) take(capacity int) *table {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.kept)
+	if n == 0 || s.size != capacity {
+		return nil
+	}
+	t := s.kept[n-1]
+	s.kept = s.kept[:n-1]
+	return &table{Table: t, capacity: capacity}
+}
+
+// free ends a memtable that nobody reads or writes.
+func (s *spares) free(t *table) {
+	if offheap.OnGoHeap && t.capacity != 0 && t.Reset() == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.size != t.capacity {
+			s.kept, s.size = nil, t.capacity
+		}
+		if len(s.kept) < 2*kvstoresMax {
+			s.kept = append(s.kept, t.Table)
+			return
+		}
+	}
+	t.Free()
 }
 
 // writeError gives errors of the layers below the names that callers know.

@@ -41,6 +41,7 @@ type DB struct {
 	// filesBytes is what tables and sealed segments take.
 	filesBytes atomic.Int64
 	scratches  scratches
+	spares     spares
 	// expiryClock is the highest time, in Unix seconds, at which a version was
 	// given up because it had expired (design R24).
 	expiryClock atomic.Uint32

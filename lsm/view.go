@@ -25,7 +25,8 @@ type table struct {
 	record, padded int64
 	// sealed is the highest seqno that may be in the table, once it takes no
 	// more; 0 while it is active.
-	sealed Seqno
+	sealed   Seqno
+	capacity int // of its arena; 0 for one that is not used again
 	// cleared is the seqno of the clear that ended the table, 0 while it counts.
 	cleared Seqno
 }
@@ -105,7 +106,7 @@ func (v *view) release() {
 		for _, t := range v.tables[i] {
 			if t.refs.Add(-1) == 0 {
 				v.db.quota.release(t.bytes.Load())
-				t.Free()
+				v.db.spares.free(t)
 			}
 		}
 	}

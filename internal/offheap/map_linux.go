@@ -13,6 +13,10 @@ func roundPage(n int) uintptr {
 	return uintptr(n+AlignBytes-1) &^ (AlignBytes - 1)
 }
 
+// OnGoHeap says whether memory comes from the Go heap, as in race builds: then a
+// piece is zeroed whole when it is made, and costs what it has, used or not.
+const OnGoHeap = false
+
 func mapBytes(n int) ([]byte, error) {
 	want := roundPage(n)
 	size := want

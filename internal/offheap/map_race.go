@@ -4,6 +4,9 @@ package offheap
 
 import "unsafe"
 
+// OnGoHeap: every piece of memory is zeroed whole when it is made.
+const OnGoHeap = true
+
 func mapBytes(n int) ([]byte, error) {
 	b := make([]byte, n+AlignBytes)
 	head := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (AlignBytes - 1))
