@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,9 +15,13 @@ import (
 
 // step is one thing a scenario does.
 type step struct {
-	verb string // create, apply, promise, close, open, grow (replace at the next apply)
+	verb string // create, apply, promise, close, open, grow (rotate behind the next apply), during CALL
 	edit string
 }
+
+// A step "during CALL" is an edit that comes while the rotation of the next
+// apply is about to make this call of its snapshot, without the lock.
+var snapshotCalls = map[string]vfs.OpKind{"create": vfs.OpCreate, "write": vfs.OpWriteAt, "sync": vfs.OpSync, "syncdir": vfs.OpSyncDir}
 
 // scenarios are tiny lives of a manifest. crossed lists calls each must make,
 // so that a scenario cannot quietly stop testing what its name says.
@@ -44,7 +49,7 @@ var scenarios = []struct {
 	},
 	{
 		name:    "switch for size",
-		steps:   []step{{"create", ""}, {"apply", "next 4"}, {"grow", ""}, {"apply", "clear 3; pending 7"}, {"apply", "next 6"}, {"grow", ""}, {"apply", "pending 0"}},
+		steps:   []step{{"create", ""}, {"apply", "next 4"}, {"grow", ""}, {"apply", "clear 3; pending 7"}, {"apply", "next 6"}, {"grow", ""}, {"apply", "pending 0"}, {"apply", ""}},
 		crossed: map[string]vfs.OpKind{"MANIFEST-000003": vfs.OpSync, "MANIFEST-000002": vfs.OpRemove},
 	},
 	{
@@ -54,6 +59,22 @@ var scenarios = []struct {
 			{"apply", "add 5 gc 65536; seal 5 end=8192 last=9 file=8192; drop 2; forward 2 5:1..9; dead 5 4"}, {"grow", ""},
 			{"apply", "untable 4; table 6 kv=1 level=1 keys=a..c seqnos=1..9 seg=5; unforward 2; dead 5 6,7"}, {"close", ""}, {"open", ""}, {"apply", "dead 5 8; flushed 1 12"}},
 		crossed: map[string]vfs.OpKind{"MANIFEST-000001": vfs.OpRemove, "CURRENT.tmp": vfs.OpRename},
+	},
+	{
+		name: "edits while a snapshot is written",
+		steps: []step{{"create", ""}, {"apply", "add 2 log 65536; replay 2 4096 1"}, {"grow", ""},
+			{"during create", "add 3 log 65536; seal 2 end=8192 last=9 file=9000"},
+			{"during write", "table 4 kv=1 run=4 keys=a..c seqnos=1..9 seg=2; flushed 1 9; replay 3 4096 10"},
+			{"during sync", "dead 2 3,5; next 10"},
+			{"during syncdir", "untable 4; drop 2"},
+			{"apply", "clear 3"}, {"apply", "next 20"}, {"promise", ""}, {"close", ""}, {"open", ""}, {"apply", "next 21"}},
+		crossed: map[string]vfs.OpKind{"MANIFEST-000001": vfs.OpRemove},
+	},
+	{
+		name: "one rotation after the other",
+		steps: []step{{"create", ""}, {"grow", ""}, {"during write", "next 5"}, {"apply", "next 4"}, {"grow", ""}, {"during create", "next 7; expiry 9"}, {"apply", "next 6"},
+			{"promise", ""}, {"grow", ""}, {"during syncdir", "clear 2"}, {"apply", "pending 7"}, {"apply", "pending 0"}},
+		crossed: map[string]vfs.OpKind{"MANIFEST-000001": vfs.OpRemove, "MANIFEST-000002": vfs.OpRemove},
 	},
 	{
 		name:    "starts without a change",
@@ -68,23 +89,66 @@ type player struct {
 	fs      vfs.FS
 	log     *Log
 	retry   bool   // on a temporary failure, as the store does
+	during  []step // edits for the next rotation
+	nested  bool   // one of them came during the apply under way
+	met     int    // so many did
+	err     error  // of that edit
 	created bool   // Create returned
 	acked   State  // after the last successful change
 	flying  *State // what the change under way would make
 }
 
-// run returns the first error that ends the run of the store.
-func (p *player) run(steps []step) error {
+// run returns the first error that ends the run of the store. Rotations run
+// within the apply that starts them, so that every run makes the same calls.
+func (p *player) run(disk *memfs.FS, steps []step) error {
+	disk.SetHook(func(op vfs.Op) error {
+		p.meet(op)
+		return nil
+	})
+	defer disk.SetHook(nil)
 	for _, s := range steps {
-		err := p.step(s)
-		for tries := 0; err != nil && p.retry && errors.Is(err, vfs.ErrNoSpace) && !errors.Is(err, ErrPoisoned) && tries < 3; tries++ {
-			err = p.step(s)
-		}
-		if err != nil {
+		if err := p.try(s); err != nil {
 			return fmt.Errorf("%s %s: %w", s.verb, s.edit, err)
+		}
+		if p.err != nil {
+			return p.err
 		}
 	}
 	return nil
+}
+
+func (p *player) try(s step) error {
+	err := p.step(s)
+	for tries := 0; err != nil && p.retry && errors.Is(err, vfs.ErrNoSpace) && !errors.Is(err, ErrPoisoned) && tries < 3; tries++ {
+		err = p.step(s)
+	}
+	return err
+}
+
+// meet makes the edits that wait for this call of a snapshot. The edit that
+// began the rotation is durable by then.
+func (p *player) meet(op vfs.Op) {
+	for len(p.during) > 0 && p.err == nil {
+		name, _ := strings.CutPrefix(p.during[0].verb, "during ")
+		if op.Kind != snapshotCalls[name] || !p.log.mu.TryLock() {
+			return
+		}
+		rotating := p.log.rotation != nil
+		p.log.mu.Unlock()
+		if !rotating {
+			return
+		}
+		s := step{"apply", p.during[0].edit}
+		p.during = p.during[1:]
+		if !p.nested {
+			p.acked = *p.flying
+		}
+		p.nested = true
+		p.met++
+		if err := p.try(s); err != nil {
+			p.err = fmt.Errorf("during %s %s: %w", name, s.edit, err)
+		}
+	}
 }
 
 func (p *player) step(s step) error {
@@ -102,6 +166,7 @@ func (p *player) step(s step) error {
 		if p.log, err = Create(p.fs, testDir, testSecret, e); err != nil {
 			return err
 		}
+		inline(p.log)
 		p.created, p.acked, p.flying = true, p.log.State(), nil
 	case "apply":
 		e := parseEdit(p.t, s.edit)
@@ -110,11 +175,28 @@ func (p *player) step(s step) error {
 			p.t.Fatal(err)
 		}
 		p.flying = &flying
+		outer := !p.nested
 		st, err := p.log.Apply(&e)
 		if err != nil {
 			return err
 		}
-		p.acked, p.flying = st, nil
+		if !outer {
+			p.acked, p.flying = st, nil
+			return nil
+		}
+		if !p.nested { // else the last of those says what is acknowledged
+			p.acked, p.flying = st, nil
+		}
+		p.nested = false
+		for len(p.during) > 0 && p.err == nil { // the rotation did not come so far
+			s := step{"apply", p.during[0].edit}
+			p.during = p.during[1:]
+			if err := p.try(s); err != nil {
+				return err
+			}
+		}
+	case "during create", "during write", "during sync", "during syncdir":
+		p.during = append(p.during, s)
 	case "promise":
 		return p.log.Promise()
 	case "close":
@@ -127,11 +209,9 @@ func (p *player) step(s step) error {
 		if logical(st) != logical(p.acked) {
 			p.t.Fatalf("opened\n%swant\n%s", dump(st), dump(p.acked))
 		}
-		p.log = l
+		p.log = inline(l)
 	case "grow":
-		p.log.mu.Lock()
-		p.log.rotateAt = p.log.end
-		p.log.mu.Unlock()
+		grow(p.log)
 	default:
 		p.t.Fatalf("unknown step %s", s.verb)
 	}
@@ -209,7 +289,7 @@ func TestCrashAtEveryCall(t *testing.T) {
 				before := disk.Calls()
 				disk.CrashAt(before+n, memfs.Within)
 				p := &player{t: t, fs: disk}
-				err := p.run(sc.steps)
+				err := p.run(disk, sc.steps)
 				op, crashed := disk.Crashed()
 				if crashed && err == nil && op.Kind != vfs.OpClose && op.Kind != vfs.OpRemove {
 					t.Fatalf("crashed at %v, but every step succeeded", op)
@@ -231,6 +311,15 @@ func TestCrashAtEveryCall(t *testing.T) {
 					}
 				}
 				if !crashed {
+					during := 0
+					for _, s := range sc.steps {
+						if strings.HasPrefix(s.verb, "during ") {
+							during++
+						}
+					}
+					if p.met != during {
+						t.Errorf("%d of %d edits met a rotation", p.met, during)
+					}
 					for pattern, kind := range sc.crossed {
 						if disk.Count(pattern, kind) == 0 {
 							t.Errorf("the scenario made no %v of %s", kind, pattern)
@@ -252,7 +341,7 @@ func (p *player) crashAgain(t *testing.T, disk *memfs.FS, damage memfs.Damage, f
 		second := disk.CrashCopy(0, damage)
 		second.CrashAt(n, memfs.Within)
 		q := &player{t: t, fs: second, created: found.Manifest != 0, acked: found}
-		err := q.run(q.again())
+		err := q.run(second, q.again())
 		op, crashed := second.Crashed()
 		if !crashed && err != nil {
 			t.Fatalf("%s: the next start: %v", where, err)
@@ -284,7 +373,7 @@ func TestErrorAtEveryCall(t *testing.T) {
 						faulty := faultfs.Wrap(disk)
 						faulty.Add(faultfs.Rule{From: n, Fault: fault, Once: once})
 						p := &player{t: t, fs: faulty, retry: true}
-						err := p.run(sc.steps)
+						err := p.run(disk, sc.steps)
 						hit := faulty.Injected() > 0
 						if err != nil && !errors.Is(err, faultfs.ErrInjected) {
 							t.Fatalf("call %d failed, and the store says only: %v", n, err)

@@ -9,7 +9,8 @@
 // kvstore is flushed, documents that died, and where those of a collected
 // segment went (a Forward). A State is what all edits of a manifest
 // add up to; it is immutable. The Log appends edits, each synced before Apply
-// returns, and replaces its file when it has grown and after every start.
+// returns, and replaces its file when it has grown, in the background, and at
+// the first edit after every start.
 //
 // The byte layout is in docs/format-manifest.md.
 package manifest

@@ -12,14 +12,8 @@ import (
 	"fluxkv/internal/vfs"
 )
 
-const (
-	// A manifest is replaced when it is longer than both.
-	rotateBytesMin     = 1 << 20
-	rotateSnapshotsMin = 4
-
-	// keptRecordBytes bounds the buffer that is kept for the next record.
-	keptRecordBytes = 1 << 20
-)
+// keptRecordBytes bounds the buffer that is kept for the next record.
+const keptRecordBytes = 1 << 20
 
 // Log is the manifest of an open store. It is safe for concurrent use.
 type Log struct {
@@ -31,6 +25,10 @@ type Log struct {
 	// that nobody who needs a file number waits for a sync.
 	nextFile atomic.Uint64
 	written  atomic.Int64 // bytes, of all manifests since Open
+
+	// run starts the work of a rotation: in a goroutine, unless a test wants to
+	// know when it happens.
+	run func(work func())
 
 	// mu guards the fields below. It is last in the lock order and the only
 	// lock that may be held across I/O.
@@ -45,6 +43,14 @@ type Log struct {
 	rec      []byte // the last record, kept for its space
 	poison   error  // the cause, once a write to the manifest failed half-way
 	closed   bool
+	rotation *rotation  // under way, nil when none is
+	rotated  *sync.Cond // on mu: rotation became nil
+}
+
+func newLog(fs vfs.FS, dir string, secret [16]byte) *Log {
+	l := &Log{fs: fs, dir: dir, secret: secret, run: func(work func()) { go work() }}
+	l.rotated = sync.NewCond(&l.mu)
+	return l
 }
 
 // Create makes the first manifest of a store in dir, holding initial applied to
@@ -58,7 +64,7 @@ func Create(fs vfs.FS, dir string, secret [16]byte, initial Edit) (*Log, error) 
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("create %s: %w", name, err)
 	}
-	l := &Log{fs: fs, dir: dir, secret: secret}
+	l := newLog(fs, dir, secret)
 	l.nextFile.Store(1)
 	if err := l.seeManifests(); err != nil {
 		return nil, err
@@ -70,7 +76,7 @@ func Create(fs vfs.FS, dir string, secret [16]byte, initial Edit) (*Log, error) 
 	l.SeenFile(st.NextFileNumber - 1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.rotateLocked(st); err != nil {
+	if err := l.replaceLocked(st); err != nil {
 		return nil, err
 	}
 	return l, nil
@@ -90,7 +96,8 @@ func Open(fs vfs.FS, dir string, secret [16]byte) (*Log, State, error) {
 	if err != nil {
 		return nil, State{}, err
 	}
-	l := &Log{fs: fs, dir: dir, secret: secret, state: r.state}
+	l := newLog(fs, dir, secret)
+	l.state = r.state
 	l.nextFile.Store(r.state.NextFileNumber)
 	l.SeenFile(r.state.Manifest)
 	if err := l.seeManifests(); err != nil {
@@ -163,17 +170,27 @@ func (l *Log) Err() error {
 }
 
 // Apply makes e durable and returns the new state. The file numbers handed out
-// so far are recorded with it.
+// so far are recorded with it. When the file has grown long, a rotation starts
+// in the background (R26); the first Apply after Open waits for its own.
 //
 // Errors: ErrInvalidEdit (nothing was written), vfs.ErrNoSpace without
 // ErrPoisoned (nothing was written; may be tried again), ErrPoisoned (the
 // edit may or may not be there after a restart; final), ErrClosed. After an
 // error the state is what it was.
 func (l *Log) Apply(e *Edit) (State, error) {
+	st, r, err := l.apply(e)
+	if r != nil {
+		l.run(func() { l.rotate(r) })
+	}
+	return st, err
+}
+
+// apply is Apply without the rotation that may follow.
+func (l *Log) apply(e *Edit) (State, *rotation, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.usableLocked(); err != nil {
-		return l.state, err
+		return l.state, nil, err
 	}
 	edit := *e
 	if n := l.nextFile.Load(); n > l.state.NextFileNumber {
@@ -181,27 +198,21 @@ func (l *Log) Apply(e *Edit) (State, error) {
 	}
 	next, err := l.state.Apply(&edit)
 	if err != nil {
-		return l.state, err
+		return l.state, nil, err
 	}
 	l.SeenFile(next.NextFileNumber - 1)
-	if l.file == nil || l.end >= l.rotateAt {
-		err := l.rotateLocked(next)
-		if err == nil {
-			return l.state, nil
-		}
-		if l.poison != nil || l.file == nil {
-			return l.state, err
-		}
-		// The old manifest is untouched and still current: use it, and do
-		// not try to replace it at each edit.
-		l.rotateAt = 2 * l.end
+	if l.file == nil {
+		err := l.replaceLocked(next)
+		return l.state, nil, err
 	}
 	if err := l.appendLocked(&edit); err != nil {
-		return l.state, err
+		return l.state, nil, err
 	}
-	next.Manifest = l.state.Manifest
 	l.state = next
-	return l.state, nil
+	if l.end < l.rotateAt || l.rotation != nil {
+		return l.state, nil, nil
+	}
+	return l.state, l.beginLocked(), nil
 }
 
 // Promise appends a bare record that vouches for all records before it, unless
@@ -224,15 +235,20 @@ func (l *Log) promiseLocked() error {
 	return l.appendLocked(nil)
 }
 
-// Close writes the last promise and closes the file. A poisoned manifest is
-// closed without writing, and that is no error here: it was reported before.
+// Close waits for a rotation under way, writes the last promise and closes the
+// file. A poisoned manifest is closed without writing, and that is no error
+// here: it was reported before. A second Close does nothing.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	again := l.closed
+	l.closed = true
+	for l.rotation != nil {
+		l.rotated.Wait()
+	}
+	if again {
 		return nil
 	}
-	l.closed = true
 	var err error
 	if l.poison == nil {
 		err = l.promiseLocked()
@@ -285,72 +301,8 @@ func (l *Log) appendLocked(e *Edit) error {
 	l.end += int64(len(rec))
 	l.written.Add(int64(len(rec)))
 	l.promised = e == nil
-	return nil
-}
-
-// rotateLocked starts a new manifest that begins with st and makes it current
-// (M2). When it fails before CURRENT was touched, the old manifest stays in
-// force, the log stays as it was and the new file is removed; later, it is
-// unknown which one CURRENT names, so the log is poisoned and nothing removed.
-func (l *Log) rotateLocked(st State) error {
-	number := l.NextFileNumber()
-	st.NextFileNumber = l.nextFile.Load()
-	st.Manifest = number
-	name := path.Join(l.dir, Name(number))
-	snapshot := st.edit()
-	b := appendHeader(nil, l.secret, number)
-	b = appendRecord(b, l.secret, number, headerBytes, headerBytes, &snapshot)
-	if len(b) > manifestBytesMax {
-		return fmt.Errorf("write %s: %d bytes, at most %d are possible", name, len(b), manifestBytesMax)
-	}
-
-	f, err := l.writeNew(name, b)
-	if err != nil {
-		return err
-	}
-	end := int64(len(b))
-	if renamed, err := writeCurrent(l.fs, l.dir, l.secret, current{number: number, synced: end}); err != nil {
-		_ = f.Close()
-		if renamed {
-			l.poison = err
-			return l.poisonedLocked()
-		}
-		// CURRENT was not touched, so nothing names the new file.
-		_ = l.fs.Remove(path.Join(l.dir, currentTempName))
-		_ = l.fs.Remove(name)
-		return err
-	}
-	old := l.state.Manifest
-	if l.file != nil {
-		_ = l.file.Close() // every record in it was synced, and the new file holds them
-	}
-	l.state, l.file, l.end, l.promised = st, f, end, true
-	l.rotateAt = max(rotateBytesMin, rotateSnapshotsMin*end)
-	if old != 0 {
-		// A leftover is found by Obsolete at the next open.
-		_ = l.fs.Remove(path.Join(l.dir, Name(old)))
+	if l.rotation != nil && e != nil {
+		l.rotation.remember(rec)
 	}
 	return nil
-}
-
-// writeNew writes and syncs a new file and its directory entry. After an error
-// the file is gone, or an orphan that nothing names.
-func (l *Log) writeNew(name string, b []byte) (vfs.File, error) {
-	f, err := l.fs.Create(name, vfs.OpenOptions{Write: true})
-	if err != nil {
-		return nil, fmt.Errorf("create %s: %w", name, err)
-	}
-	l.written.Add(int64(len(b)))
-	if _, err = f.WriteAt(b, 0); err != nil {
-		err = fmt.Errorf("write %s: %w", name, err)
-	} else if err = mutant.Skip(mutant.SkipNewManifestSync, f.Sync); err != nil {
-		err = fmt.Errorf("sync %s: %w", name, err)
-	} else if err = l.fs.SyncDir(l.dir); err != nil {
-		err = fmt.Errorf("sync directory %s: %w", l.dir, err)
-	} else {
-		return f, nil
-	}
-	_ = f.Close()
-	_ = l.fs.Remove(name)
-	return nil, err
 }

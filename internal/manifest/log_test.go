@@ -53,6 +53,28 @@ func mustApply(t testing.TB, l *Log, text string) State {
 	return st
 }
 
+// grow makes the next Apply start a rotation, as if the file had grown.
+func grow(l *Log) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rotateAt = l.end
+}
+
+// settle waits for a rotation under way.
+func settle(l *Log) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.rotation != nil {
+		l.rotated.Wait()
+	}
+}
+
+// inline makes rotations run within the Apply that starts one, behind its edit.
+func inline(l *Log) *Log {
+	l.run = func(work func()) { work() }
+	return l
+}
+
 func readDisk(t testing.TB, fs vfs.FS, base string) []byte {
 	t.Helper()
 	b, err := readWhole(fs, path.Join(testDir, base), manifestBytesMax)
@@ -221,8 +243,10 @@ func TestRotationBySize(t *testing.T) {
 	if got := l.State().Manifest; got != first {
 		t.Fatal("replaced too early")
 	}
-	l.rotateAt = l.end // as if it had grown
-	st := mustApply(t, l, "next 3")
+	grow(l)
+	mustApply(t, l, "next 3")
+	settle(l)
+	st := l.State()
 	if st.Manifest == first {
 		t.Fatal("not replaced")
 	}

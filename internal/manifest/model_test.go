@@ -196,6 +196,7 @@ func (m *model) expire(t *rapid.T) {
 }
 
 func (m *model) reopen(t *rapid.T) {
+	settle(m.log)
 	before := m.log.State()
 	l, st, err := Open(m.disk, testDir, testSecret)
 	if err != nil {
@@ -208,9 +209,7 @@ func (m *model) reopen(t *rapid.T) {
 }
 
 func (m *model) rotate(*rapid.T) {
-	m.log.mu.Lock()
-	m.log.rotateAt = m.log.end
-	m.log.mu.Unlock()
+	grow(m.log)
 }
 
 func (m *model) check(t *rapid.T) {

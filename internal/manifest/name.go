@@ -39,7 +39,8 @@ func ParseName(base string) (n uint64, ok bool) {
 // Obsolete returns those names (base names of the data directory) that belong
 // to this package and that st no longer needs: older or abandoned manifests and
 // temporary files. Unknown names are never returned. Call it after recovery has
-// succeeded and while no Apply is running.
+// succeeded, with the state of the first Apply after Open and before any other:
+// a rotation may be writing a file that no state names yet.
 func Obsolete(names []string, st State) []string {
 	var out []string
 	for _, name := range names {

@@ -76,11 +76,15 @@ func appendRecord(dst []byte, secret [16]byte, number uint64, off, prevEnd int64
 	if e != nil {
 		dst = e.Append(dst)
 	}
-	rec := dst[at:]
+	placeRecord(dst[at:], secret, number, off, prevEnd)
+	return dst
+}
+
+// placeRecord makes rec, whose edit is there, the record of a place.
+func placeRecord(rec []byte, secret [16]byte, number uint64, off, prevEnd int64) {
 	le.PutUint32(rec[8:], uint32(len(rec)-recordHeaderBytes))
 	le.PutUint32(rec[12:], uint32(prevEnd))
 	le.PutUint64(rec, sum(seed(secret, number, off), rec[8:]))
-	return dst
 }
 
 // recordAt returns the edit bytes and the promise of the record at off, ok only

@@ -175,8 +175,8 @@ func TestR26_EachEditPromisesItsPredecessor(t *testing.T) {
 // removed.
 func TestM2_SwitchOrder(t *testing.T) {
 	disk := newDisk(t)
-	l := mustCreate(t, disk, "")
-	l.rotateAt = 0
+	l := inline(mustCreate(t, disk, ""))
+	grow(l)
 	var calls []string
 	disk.SetHook(func(op vfs.Op) error {
 		if slices.Contains(mutating, op.Kind) {
@@ -186,7 +186,9 @@ func TestM2_SwitchOrder(t *testing.T) {
 	})
 	mustApply(t, l, "next 5")
 	got := strings.Join(calls, "\n")
-	want := `Create MANIFEST-000002
+	want := `WriteAt MANIFEST-000001
+Sync MANIFEST-000001
+Create MANIFEST-000002
 WriteAt MANIFEST-000002
 Sync MANIFEST-000002
 SyncDir data
@@ -210,19 +212,20 @@ func TestM3_FailedWritePoisons(t *testing.T) {
 		kind    vfs.OpKind
 		pattern string
 		err     error
-		rotate  bool
+		reopen  bool
 	}{
 		{"append", vfs.OpWriteAt, "MANIFEST-*", errEIO, false},
 		{"sync", vfs.OpSync, "MANIFEST-*", errEIO, false},
 		{"sync without space", vfs.OpSync, "MANIFEST-*", vfs.ErrNoSpace, false},
-		{"rename of CURRENT", vfs.OpRename, "*", errEIO, true},
+		{"rename of CURRENT at the first edit", vfs.OpRename, "*", errEIO, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			disk := newDisk(t)
 			l := mustCreate(t, disk, "")
 			acked := mustApply(t, l, "next 5")
-			if c.rotate {
-				l.rotateAt = 0
+			if c.reopen {
+				l.Close()
+				l, acked = mustOpen(t, disk)
 			}
 			failNext(disk, c.kind, c.pattern, c.err)
 			st, err := l.Apply(&Edit{NextSeqno: 6})
@@ -258,8 +261,8 @@ func TestM3_FailedWritePoisons(t *testing.T) {
 // both manifests must stay.
 func TestM3_SyncDirAfterSwitchPoisons(t *testing.T) {
 	disk := newDisk(t)
-	l := mustCreate(t, disk, "")
-	l.rotateAt = 0
+	l := inline(mustCreate(t, disk, ""))
+	grow(l)
 	syncs := 0
 	disk.SetHook(func(op vfs.Op) error {
 		if op.Kind == vfs.OpSyncDir {
@@ -269,7 +272,8 @@ func TestM3_SyncDirAfterSwitchPoisons(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := l.Apply(&Edit{NextSeqno: 6}); !errors.Is(err, ErrPoisoned) {
+	mustApply(t, l, "next 6") // which the old manifest has
+	if _, err := l.Apply(&Edit{NextSeqno: 7}); !errors.Is(err, ErrPoisoned) || !errors.Is(err, errEIO) {
 		t.Fatal(err)
 	}
 	disk.SetHook(nil)
@@ -279,7 +283,7 @@ func TestM3_SyncDirAfterSwitchPoisons(t *testing.T) {
 	for _, damage := range memfs.Damages() {
 		for seed := range int64(8) {
 			_, st := mustOpen(t, disk.CrashCopy(seed, damage))
-			if st.NextSeqno != 1 && st.NextSeqno != 6 {
+			if st.NextSeqno != 6 {
 				t.Fatal(dump(st))
 			}
 		}
@@ -334,8 +338,8 @@ func TestM3_F1_NoSpaceBeforeAnyByteIsTemporary(t *testing.T) {
 func TestF1_FailedRotationFallsBack(t *testing.T) {
 	for _, kind := range []vfs.OpKind{vfs.OpCreate, vfs.OpSyncDir} {
 		disk := newDisk(t)
-		l := mustCreate(t, disk, "")
-		l.rotateAt = l.end
+		l := inline(mustCreate(t, disk, ""))
+		grow(l)
 		failNext(disk, kind, "*", errEIO)
 		st := mustApply(t, l, "next 5")
 		if st.Manifest != 1 || listDisk(t, disk) != "CURRENT MANIFEST-000001" {
@@ -344,8 +348,9 @@ func TestF1_FailedRotationFallsBack(t *testing.T) {
 		if l.rotateAt <= l.end {
 			t.Fatalf("%v: tried again at each edit", kind)
 		}
-		l.rotateAt = l.end
-		if st = mustApply(t, l, "next 6"); st.Manifest == 1 {
+		grow(l)
+		mustApply(t, l, "next 6")
+		if st = l.State(); st.Manifest == 1 {
 			t.Fatalf("%v: never replaced", kind)
 		}
 		l.Close()

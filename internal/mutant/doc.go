@@ -46,6 +46,7 @@ var Names = []string{
 	"ReplayFlushed",
 	"ReplayFromEnd",
 	"RetryFailedSync",
+	"RotationLosesTail",
 	"SkipCurrentDirSync",
 	"SkipCurrentSync",
 	"SkipGroupSync",
@@ -57,5 +58,6 @@ var Names = []string{
 	"SkipSegmentSync",
 	"SkipTableDirSync",
 	"SkipTableSync",
+	"SkipTailSync",
 	"TrustPageCache",
 }

@@ -2,6 +2,7 @@ package mutant
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"os"
 	"os/exec"
@@ -29,6 +30,7 @@ var caughtBy = map[string]string{
 	"PromiseEarly":        "TestCrashLoop/several_writers",
 	"ReadAtVisible":       "TestCrashLoop/readers",
 	"RetryFailedSync":     "TestFaultLoop/single_write/sync_drop",
+	"RotationLosesTail":   "TestCrashAtEveryCall/edits_while_a_snapshot_is_written",
 	"SkipCurrentDirSync":  "TestCrashLoop/single_write",
 	"SkipGroupSync":       "TestCrashLoop/single_write",
 	"SkipManifestSync":    "TestCrashLoop/segment_roll",
@@ -37,7 +39,14 @@ var caughtBy = map[string]string{
 	"SkipSealSync":        "TestCrashLoop/seal_with_footer",
 	"SkipSegmentDirSync":  "TestCrashLoop/single_write",
 	"SkipSegmentSync":     "TestCrashLoop/single_write",
+	"SkipTailSync":        "TestCrashAtEveryCall/edits_while_a_snapshot_is_written",
 	"TrustPageCache":      "TestFaultLoop/page_cache/sync_drop",
+}
+
+// loopsOf names the package of a loop that is not in lsm.
+var loopsOf = map[string]string{
+	"RotationLosesTail": "fluxkv/internal/manifest",
+	"SkipTailSync":      "fluxkv/internal/manifest",
 }
 
 // TestLoopsNotice builds the loops with each defect in turn: they must fail, by
@@ -50,19 +59,23 @@ func TestLoopsNotice(t *testing.T) {
 	if testing.Short() {
 		names = []string{"AckBeforeSync", "SkipSegmentDirSync"}
 	}
-	binary := filepath.Join(t.TempDir(), "loops.test")
-	build := exec.Command("go", "test", "-c", "-tags", "mutants", "-o", binary, "fluxkv/lsm")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", build, err, out)
-	}
-	// Without a defect the same loops pass: a failure below is the defect's.
-	if out, err := play(t, binary, "", "Test(Crash|Kill)Loop/single_write"); err != nil {
-		t.Fatalf("without a defect: %v\n%s", err, out)
+	binaries := map[string]string{}
+	for pkg, loop := range map[string]string{"fluxkv/lsm": "Test(Crash|Kill)Loop/single_write", "fluxkv/internal/manifest": "TestCrashAtEveryCall/edits_while"} {
+		binary := filepath.Join(t.TempDir(), "loops.test")
+		build := exec.Command("go", "test", "-c", "-tags", "mutants", "-o", binary, pkg)
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", build, err, out)
+		}
+		// Without a defect the same loops pass: a failure below is the defect's.
+		if out, err := play(t, binary, "", loop); err != nil {
+			t.Fatalf("without a defect: %v\n%s", err, out)
+		}
+		binaries[pkg] = binary
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
-			out, err := play(t, binary, name, caughtBy[name])
+			out, err := play(t, binaries[cmp.Or(loopsOf[name], "fluxkv/lsm")], name, caughtBy[name])
 			switch {
 			case err == nil:
 				t.Fatalf("%s passes with this defect", caughtBy[name])

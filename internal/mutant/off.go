@@ -15,6 +15,8 @@ const (
 	NoSeqnoJump         = false
 	PromiseEarly        = false
 	ReadAtVisible       = false
+	RotationLosesTail   = false
+	SkipTailSync        = false
 	RetryFailedSync     = false
 	SkipCurrentDirSync  = false
 	SkipGroupSync       = false

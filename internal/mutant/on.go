@@ -50,6 +50,10 @@ var (
 	ReadAtVisible = on("ReadAtVisible")
 	// RetryFailedSync syncs again after a failed write, and believes the answer.
 	RetryFailedSync = on("RetryFailedSync")
+	// RotationLosesTail switches to a manifest without the edits made since its snapshot.
+	RotationLosesTail = on("RotationLosesTail")
+	// SkipTailSync does not sync those edits before the switch.
+	SkipTailSync = on("SkipTailSync")
 	// SkipCurrentDirSync does not sync the directory after CURRENT was renamed.
 	SkipCurrentDirSync = on("SkipCurrentDirSync")
 	// SkipCurrentSync renames a CURRENT whose bytes were not synced.
