@@ -132,6 +132,7 @@ type Segment struct {
 	bytes   int64 // allocated
 	refs    atomic.Int32
 	dropped atomic.Bool
+	index   segmentIndex // of an output of garbage collection
 
 	// Written by the group leaders in order, read by the sealer afterwards.
 	docs    []docRef

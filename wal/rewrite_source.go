@@ -1,0 +1,234 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"fluxkv/internal/entry"
+	"fluxkv/internal/offheap"
+	"fluxkv/internal/vfs"
+)
+
+// rewriteSource walks the separated documents of one victim. The memory of its
+// buffer is taken when the merge has come to its first seqno.
+type rewriteSource struct {
+	w   *rewrite
+	v   RewriteVictim
+	res *VictimResult
+	f   *openedSegment // nil when closed
+
+	off     int64 // of the next group
+	groupAt int64 // of the group whose records are being read
+	last    entry.Seqno
+
+	// buf has the n bytes of the file from base on, a multiple of
+	// vfs.BlockBytes.
+	buf  []byte
+	base int64
+	n    int
+
+	rr     RecordReader
+	rec    Record
+	raw    []byte      // the bytes of rec
+	next   entry.Seqno // of rec; before it is loaded no higher than the first
+	loaded bool
+	done   bool
+}
+
+// open opens the victim and looks at its first group.
+func (s *rewriteSource) open() error {
+	w := s.w
+	o := &ScanOptions{FS: w.o.FS, Dir: w.o.Dir, Secret: w.o.Secret, StoreID: w.o.StoreID, Direct: w.o.Direct}
+	f, err := (&scan{ctx: w.ctx, o: o}).openKind(ScanSegment{ID: s.v.ID, End: s.v.End}, s.v.Kind)
+	if err != nil {
+		return err
+	}
+	s.f = f
+	if int64(f.End) > f.bytes || int64(f.End) < int64(f.align) {
+		return corrupt(f.name, f.bytes, "file has %d bytes, recorded end is %d", f.bytes, f.End)
+	}
+	s.off, s.groupAt = int64(f.align), int64(f.align)
+	if int64(f.End)-s.off < GroupHeaderBytes {
+		return nil // advance tells no groups from damage
+	}
+	w.pace(vfs.BlockBytes)
+	w.res.ReadBytes += vfs.BlockBytes
+	return readAligned(f.file, s.off, GroupHeaderBytes, func(b []byte) error {
+		// One that is not intact is looked at again by advance.
+		if h, ok := DecodeGroupHeader(b, &w.o.Secret, f.ID, uint32(s.off)); ok {
+			s.next = h.First
+		}
+		return nil
+	})
+}
+
+// close may be called more than once.
+func (s *rewriteSource) close() error {
+	if s.buf != nil {
+		offheap.FreeAligned(s.buf)
+		s.buf = nil
+	}
+	if s.f == nil {
+		return nil
+	}
+	f := s.f
+	s.f = nil
+	return f.file.Close()
+}
+
+// advance moves to the next separated document, or sets done.
+func (s *rewriteSource) advance() error {
+	s.loaded = true
+	for {
+		for s.rr.Next(&s.rec) {
+			if s.rec.Seqno <= s.last {
+				return corrupt(s.f.name, s.groupAt, "record of seqno %d follows that of %d", s.rec.Seqno, s.last)
+			}
+			s.last = s.rec.Seqno
+			if !s.rec.Separated {
+				s.res.PassedOver++
+				continue
+			}
+			a := s.rec.Address
+			s.raw = s.rr.payload[s.rr.at-int(a.Length) : s.rr.at]
+			if !verifyDocument(s.raw, &s.w.o.Secret, a.Segment, a.Offset, s.rec.Seqno) {
+				return corrupt(s.f.name, int64(a.Offset), "wrong sum of document %v of seqno %d", a, s.rec.Seqno)
+			}
+			s.next = s.rec.Seqno
+			return nil
+		}
+		if err := s.rr.Err(); err != nil {
+			return inFile(err, s.f.name)
+		}
+		if s.off == int64(s.v.End) {
+			s.done = true
+			return s.close()
+		}
+		if err := s.group(); err != nil {
+			return err
+		}
+	}
+}
+
+// group reads the next group, which there must be.
+func (s *rewriteSource) group() error {
+	if err := s.w.ctx.Err(); err != nil {
+		return err
+	}
+	h, intact, err := s.readGroup()
+	if err == nil && !intact {
+		// Once more from the device: the flip may have happened in memory (F5).
+		s.n = 0
+		h, intact, err = s.readGroup()
+	}
+	switch {
+	case err != nil:
+		return err
+	case !intact:
+		return corrupt(s.f.name, s.off, "no intact group, recorded end is %d", s.v.End)
+	case (h.Flags&GroupDelta != 0) != (s.v.Kind == SegmentGC):
+		return corrupt(s.f.name, s.off, "group of flags %d in a segment of kind %v", h.Flags, s.v.Kind)
+	}
+	s.groupAt = s.off
+	s.rr.Reset(s.window()[GroupHeaderBytes:h.Bytes], &h)
+	s.off = int64(h.End(s.f.align))
+	return nil
+}
+
+// readGroup brings the group at off into the buffer; intact is false when there
+// is none.
+func (s *rewriteSource) readGroup() (h GroupHeader, intact bool, err error) {
+	left := int64(s.v.End) - s.off
+	if left < GroupHeaderBytes {
+		return h, false, nil
+	}
+	if err := s.want(GroupHeaderBytes); err != nil {
+		return h, false, err
+	}
+	h, ok := DecodeGroupHeader(s.window(), &s.w.o.Secret, s.f.ID, uint32(s.off))
+	if !ok || int64(h.PaddedBytes(s.f.align)) > left {
+		return h, false, nil
+	}
+	if err := s.want(int(h.Bytes)); err != nil {
+		return h, false, err
+	}
+	return h, VerifyGroup(s.window(), &h, &s.w.o.Secret), nil
+}
+
+// window is what is in memory from off on.
+func (s *rewriteSource) window() []byte {
+	if at := s.off - s.base; at < int64(s.n) {
+		return s.buf[at:s.n]
+	}
+	return nil
+}
+
+// want makes the window at least n bytes long; [off, off+n) is below End. It
+// moves the buffer, and with it what the records of the group before refer to.
+func (s *rewriteSource) want(n int) error {
+	have := s.window()
+	if len(have) >= n {
+		return nil
+	}
+	from := s.off &^ (vfs.BlockBytes - 1)
+	rest := 0
+	if len(have) > 0 {
+		rest = s.n - int(from-s.base)
+	}
+	need := int(roundUp(s.off+int64(n)-from, vfs.BlockBytes))
+	if err := s.resize(need, s.n-rest, rest); err != nil {
+		return err
+	}
+	s.base, s.n = from, rest
+	to := max(need, min(rest+s.w.sizes.read, len(s.buf)))
+	to = int(min(int64(to), roundUp(int64(s.v.End)-from, vfs.BlockBytes)))
+	for s.n < to {
+		if more, err := s.read(min(to-s.n, s.w.sizes.read)); err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// resize moves the rest bytes at from to the front of a buffer with room for
+// need bytes.
+func (s *rewriteSource) resize(need, from, rest int) error {
+	sizes := &s.w.sizes
+	least := 2 * sizes.read
+	fits := need <= len(s.buf) && (len(s.buf) <= sizes.kept || need > least)
+	if fits {
+		copy(s.buf, s.buf[from:from+rest])
+		return nil
+	}
+	buf, err := alignedBuffer(max(least, need), "rewrite buffer")
+	if err != nil {
+		return err
+	}
+	copy(buf, s.buf[from:from+rest])
+	if s.buf != nil {
+		offheap.FreeAligned(s.buf)
+	}
+	s.buf = buf
+	return nil
+}
+
+// read appends the next bytes of the file to the buffer; more is false at the
+// end of the file, which must not be before End.
+func (s *rewriteSource) read(bytes int) (more bool, err error) {
+	off := s.base + int64(s.n)
+	s.w.pace(bytes)
+	got, err := s.f.file.ReadAt(s.buf[s.n:s.n+bytes], off)
+	s.w.res.ReadBytes += int64(got)
+	s.n += got
+	if got == bytes {
+		return true, nil
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("read %s at %d: %w", s.f.name, off+int64(got), err)
+	}
+	if off+int64(got) < int64(s.v.End) {
+		return false, corrupt(s.f.name, off+int64(got), "file ends here, recorded end is %d", s.v.End)
+	}
+	return false, nil
+}
