@@ -6,9 +6,11 @@ import "fluxkv/internal/entry"
 // far is kept elsewhere: Scan finds everything placed later from there on. With
 // a group open that is its start, which the batches in it share; otherwise it
 // is where the next group will start, be it one of records, a promise or the
-// seal of the segment. False when there is no segment to write to, on a full
-// disk. It is for what is durable only: a position behind groups that a power
-// cut tears would hide them. o.Mu is held; it allocates nothing.
+// seal of the segment. While a full disk leaves no segment to write to, it is
+// the end of the log that the last open recorded, so that a flush can free the
+// segments before it; false when there is none, in a new store. It is for what is
+// durable only: a position behind groups that a power cut tears would hide them.
+// o.Mu is held; it allocates nothing.
 func (l *Log) NextPositionLocked() (entry.Position, bool) {
 	switch {
 	case l.open != nil:
@@ -16,7 +18,9 @@ func (l *Log) NextPositionLocked() (entry.Position, bool) {
 	case l.active != nil:
 		return entry.Position{Segment: l.active.ID, Offset: l.activeOff, Seqno: l.next}, true
 	}
-	return entry.Position{}, false
+	// Seqnos may jump there; the first behind it is recorded with the end.
+	c := l.chain
+	return entry.Position{Segment: c.Segment, Offset: c.End, Seqno: c.Last + 1}, c.Segment != 0
 }
 
 // PlacedLocked returns how many bytes were placed in the log since it started,

@@ -266,8 +266,8 @@ func TestR03_RandomPositions(t *testing.T) {
 	})
 }
 
-// TestNextPositionOfFullDisk: there is no segment to write to.
-func TestNextPositionOfFullDisk(t *testing.T) {
+// TestNextPositionOfANewStoreOnAFullDisk: there is nothing to start from.
+func TestNextPositionOfANewStoreOnAFullDisk(t *testing.T) {
 	fs := memfs.New()
 	o := runningOptions(fs)
 	if err := fs.MkdirAll("db/" + SegmentsDir); err != nil {
@@ -281,6 +281,126 @@ func TestNextPositionOfFullDisk(t *testing.T) {
 	if ok {
 		t.Errorf("position %v", p)
 	}
+	r.close()
+}
+
+// restart opens the log of fs again as recovery does after a crash: the end is
+// recorded, seqnos jump.
+func restart(t *testing.T, fs *memfs.FS, reg []ScanSegment, from entry.Position) *runningLog {
+	t.Helper()
+	got := scanFrom(t, fs, reg, from)
+	if got.err != nil {
+		t.Fatal(got.err)
+	}
+	end, next := got.res.End, got.res.MaxSeen+1<<24
+	for i, s := range reg {
+		if s.ID == end.Segment && s.End != 0 && s.Next == 0 {
+			// Sealed: the log ends at the beginning of the one behind it.
+			end.Segment, end.Offset, got.res.Groups = reg[i+1].ID, 512, 0
+			break
+		}
+	}
+	var kept []ScanSegment
+	for _, s := range reg {
+		if s.ID == end.Segment && s.End == 0 {
+			s.End, s.Next = max(end.Offset, 512), next
+			if got.res.Groups > 0 {
+				s.Last = got.res.Last
+			}
+		}
+		if s.ID <= end.Segment {
+			kept = append(kept, s)
+		}
+	}
+	o := runningOptions(fs)
+	o.Next, o.After = next, Chain{end.Segment, max(end.Offset, 512), got.res.Last}
+	return startRunning(t, o, kept)
+}
+
+// TestR22_PositionOfAFullDisk: a store that opens on a full disk can flush and
+// free what it replayed before there is a segment to write to.
+func TestR22_PositionOfAFullDisk(t *testing.T) {
+	for _, before := range []int{0, 3} { // documents in the segment where the log ended
+		fs := memfs.New()
+		r := startRunning(t, runningOptions(fs), nil)
+		from := r.position()
+		for range 3 {
+			r.put(3, 300)
+			r.waitAll()
+			r.roll()
+		}
+		for range before {
+			r.put(1, 300)
+		}
+		r.waitAll()
+		r.footers()
+		reg := r.segments()
+		disk := crashed(fs)
+		r.close()
+
+		disk.SetFree(0)
+		r = restart(t, disk, reg, from)
+		p := r.position()
+		if p.Segment != 4 {
+			t.Fatalf("position %v", p)
+		}
+		r.drop(1, 2, 3)
+		disk.SetFree(1 << 20)
+		first := r.next
+		r.put(2, 300)
+		r.waitAll()
+		wantSeqnos(t, scanFrom(t, crashed(disk), r.segments(), p), first, first+1)
+
+		// Once more, from there.
+		reg = r.segments()
+		disk = crashed(disk)
+		r.close()
+		r = restart(t, disk, reg, p)
+		second := r.next
+		r.put(1, 300)
+		r.waitAll()
+		got := scanFrom(t, crashed(disk), r.segments(), p)
+		if got.err != nil || len(got.seqnos) != 3 || got.seqnos[0] != first || got.seqnos[2] != second {
+			t.Fatalf("%v, %v", got.seqnos, got.err)
+		}
+		r.close()
+	}
+}
+
+// TestR03_PositionBehindAJump is taken where nothing was placed since seqnos
+// jumped, and is that of several crashes that leave nothing either.
+func TestR03_PositionBehindAJump(t *testing.T) {
+	fs := memfs.New()
+	r := startRunning(t, runningOptions(fs), nil)
+	p := r.position()
+	r.put(3, 300)
+	r.waitAll()
+	for range 3 {
+		reg, disk := r.segments(), crashed(fs)
+		r.close()
+		fs = disk
+		r = restart(t, fs, reg, p)
+		p = r.position()
+		if p.Seqno != r.next {
+			t.Fatalf("position %v, next is %d", p, r.next)
+		}
+		first := p.Segment
+		for _, s := range r.segments() {
+			if s.ID < first {
+				r.drop(s.ID)
+			}
+		}
+	}
+	for range 3 {
+		reg, disk := r.segments(), crashed(fs)
+		r.close()
+		fs = disk
+		r = restart(t, fs, reg, p)
+	}
+	first := r.next
+	r.put(2, 300)
+	r.waitAll()
+	wantSeqnos(t, scanFrom(t, crashed(fs), r.segments(), p), first, first+1)
 	r.close()
 }
 
