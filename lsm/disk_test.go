@@ -250,7 +250,7 @@ func (k *killFS) Lock(name string) (io.Closer, error) {
 func imageSum(disk *memfs.FS) uint64 {
 	var d xxhash.Digest
 	d.Reset()
-	for _, dir := range []string{"data", "data/log"} {
+	for _, dir := range []string{"data", "data/log", "data/idx"} {
 		names, _ := disk.List(dir)
 		for _, n := range names {
 			f, err := disk.Open(path.Join(dir, n), vfs.OpenOptions{})

@@ -3,7 +3,9 @@ package lsm
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -31,6 +33,7 @@ func (l *faultLoop) run(n int) {
 	p := newPlayer(openFiles(l.sc.disk(faulty), &open), l.o, l.h.clone())
 	p.faulty, p.fault = true, l.fault
 	faulty.Add(faultfs.Rule{From: n, Once: l.once, Fault: l.fault})
+	defer watch(fmt.Sprintf("%s: %v at call %d, once=%v", l.sc.name, l.fault, n, l.once))()
 	l.sc.play(p)
 	l.plays.Add(1)
 	hit := faulty.FirstInjected()
@@ -80,10 +83,14 @@ func (l *faultLoop) healed(p *player, hit vfs.Op) {
 		p.faulty = false
 		p.write(i, "healed1:100", "healed2")
 		p.sync(i)
+		p.flush(i)
 		if p.dead != nil {
 			p.problem("the disk works again, but: %w", p.dead)
 		}
 		p.verify()
+		if l.once && hit.Kind != vfs.OpRemove {
+			p.store() // files that could not be removed stay until the next open
+		}
 		p.faulty = true
 		return
 	}
@@ -96,9 +103,22 @@ func (l *faultLoop) healed(p *player, hit vfs.Op) {
 	if _, err := p.db.Set([]byte("refused"), nil, Meta{}); !errors.Is(err, ErrReadOnly) {
 		p.problem("write to a read-only store: %w", err)
 	}
+	if err := p.db.Flush(); !errors.Is(err, ErrReadOnly) {
+		p.problem("flush of a read-only store: %w", err)
+	}
 	if _, err := p.h.check(p.db); err != nil {
 		p.problem("reading a read-only store: %w", err)
 	}
+}
+
+// watch ends the process when what follows hangs, and shows where. It returns
+// what calls that off.
+func watch(what string) func() {
+	timer := time.AfterFunc(4*time.Minute, func() {
+		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
+		panic("still running: " + what)
+	})
+	return func() { timer.Stop() }
 }
 
 // endsWriting reports whether a failure of this call leaves it open what is on

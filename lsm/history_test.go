@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
-
-	"fluxkv/internal/entry"
 )
 
 // A history is what the clients of a store asked for and what they were told.
@@ -55,10 +53,14 @@ type asked struct {
 
 // doc is one write: a value, or a tombstone when it is nil.
 type doc struct {
-	key   string
-	value []byte
-	flags uint32
+	key    string
+	value  []byte
+	flags  uint32
+	expiry uint32 // Unix seconds, 0: never
 }
+
+// gone reports whether d is absent at a time: deleted, or expired.
+func (d *doc) gone(now uint32) bool { return d.value == nil || d.expiry != 0 && d.expiry <= now }
 
 func newHistory(clients ...string) *history {
 	h := &history{}
@@ -108,15 +110,16 @@ func (c *client) toldOps() int {
 	return 0
 }
 
-// after returns what the client's keys hold after its first n operations.
-func (c *client) after(n int) map[string]doc {
+// after returns what the client's keys hold after its first n operations, at a
+// time in Unix seconds.
+func (c *client) after(n int, now uint32) map[string]doc {
 	m := map[string]doc{}
 	for _, o := range c.ops[:n] {
 		if o.clear {
 			clear(m)
 		}
 		for _, d := range o.docs {
-			if d.value == nil {
+			if d.gone(now) {
 				delete(m, d.key)
 			} else {
 				m[d.key] = d
@@ -207,15 +210,18 @@ func (h *history) check(db *DB) (*history, error) {
 		return nil, err
 	}
 	var present, absent []*asked
+	now := uint32(db.o.Now().Unix())
+	all := map[string]Item{}
 	for _, c := range out.clients {
 		got, err := c.found(db)
 		if err != nil {
 			return nil, err
 		}
+		maps.Copy(all, got)
 		n, fits := -1, -1
 		var why error
 		for i := c.toldOps(); i <= len(c.ops); i++ {
-			if err := sameDocs(c.after(i), got); err != nil {
+			if err := sameDocs(c.after(i, now), got); err != nil {
 				if why == nil {
 					why = err
 				}
@@ -244,6 +250,9 @@ func (h *history) check(db *DB) (*history, error) {
 				return nil, fmt.Errorf("seqno %d is missing, but the later %d is there", a.first, p.first)
 			}
 		}
+	}
+	if err := sameScan(db, all); err != nil {
+		return nil, err
 	}
 	if err := out.checkVersions(db); err != nil {
 		return nil, err
@@ -281,68 +290,6 @@ func (h *history) settleWish(db *DB) error {
 			h.wish.doneBy.told = true
 		}
 		h.wish.at, h.wish.doneBy = time.Time{}, nil
-	}
-	return nil
-}
-
-// checkVersions walks every version that the store holds: each must be one that
-// a client asked for and that is settled, tombstones included.
-func (h *history) checkVersions(db *DB) error {
-	type version struct {
-		value string
-		kind  entry.Kind
-	}
-	known := map[string]map[version]Seqno{}
-	for _, c := range h.clients {
-		for _, o := range c.ops {
-			for i, d := range o.docs {
-				if known[d.key] == nil {
-					known[d.key] = map[version]Seqno{}
-				}
-				v := version{string(d.value), entry.KindSet}
-				if d.value == nil {
-					v = version{"", entry.KindDelete}
-				}
-				seqno := o.first
-				if seqno != 0 {
-					seqno += Seqno(i)
-				}
-				if _, twice := known[d.key][v]; twice {
-					seqno = 0 // tombstones look alike
-				}
-				known[d.key][v] = seqno
-			}
-		}
-	}
-	pinned := db.pin()
-	defer pinned.release()
-	at := db.readSeqno(0) // a running store also holds what is not durable
-	cleared := pinned.clearFor(at)
-	for i := range pinned.tables {
-		for _, t := range pinned.tables[i] {
-			it := t.NewIter(nil, nil)
-			for ok := it.First(); ok; ok = it.Next() {
-				v := it.Version()
-				if v.Seqno <= cleared || v.Seqno > at {
-					continue
-				}
-				_, key := entry.SplitKey(v.Key)
-				is := version{kind: v.Kind}
-				if v.Kind != entry.KindDelete {
-					is.value = string(v.Value.Bytes)
-					if !v.Value.HasBytes {
-						continue // its value was compared by Get, unless it is an older version
-					}
-				}
-				seqno, ok := known[string(key)][is]
-				if !ok || seqno != 0 && seqno != v.Seqno {
-					return fmt.Errorf("the store holds key %s, seqno %d, kind %d, value %s, which nobody sent", key, v.Seqno, v.Kind, short([]byte(is.value)))
-				}
-			}
-			if err := errors.Join(it.Error(), it.Close()); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }

@@ -61,8 +61,8 @@ func TestKillLoop(t *testing.T) {
 			l := newLoop(t, sc, &total)
 			step := everyNth(12)
 			inParallel(int(2*l.rehearse())/step, 4*runtime.GOMAXPROCS(0), func(i int) {
-				if !t.Failed() {
-					l.kill(i*step/2+1, i%2 == 1)
+				if n := i*step/2 + 1; !t.Failed() && l.nearChange(int64(n)) {
+					l.kill(n, i%2 == 1)
 				}
 			})
 		})
@@ -147,7 +147,12 @@ func (l *loop) rot(disk *memfs.FS, name string, off int64, p *player) (refused b
 		l.t.Errorf("%s: not called corruption: %v", where, err)
 		return true
 	}
-	if _, err := p.h.check(db); err != nil {
+	_, err = p.h.check(db)
+	if err != nil && strings.HasSuffix(name, ".seg") {
+		// Replay does not read it: only documents that tables address are lost.
+		_, _, err = p.h.damaged(db, name)
+	}
+	if err != nil {
 		l.t.Errorf("%s: the store opens, but: %v", where, err)
 	}
 	if err := db.Close(); err != nil {

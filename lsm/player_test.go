@@ -3,6 +3,7 @@ package lsm
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,9 +27,12 @@ type player struct {
 	fault  faultfs.Fault // which one, when faulty
 	halted func() bool   // the disk will not answer any more
 
-	mu       sync.Mutex
-	dead     error
-	problems []error // wrong behaviour, as opposed to errors that may happen
+	snapshots []*shot // open ones, the oldest first
+
+	mu        sync.Mutex
+	dead      error
+	problems  []error    // wrong behaviour, as opposed to errors that may happen
+	interlude *interlude // what happens inside a call to come
 }
 
 // clockStart is the time at which scenarios begin.
@@ -38,6 +42,7 @@ func tinyOptions() Options {
 	return Options{
 		VBuckets: 4, KVStores: 1, MemQuota: 16 * mib, WriteCache: mib, InlineLimit: 64, MaxItemBytes: 64 * kib,
 		SegmentBytes: 32 * kib, segmentBytesMin: 32 * kib, groupBytesMax: 16 * kib, replayBufferBytes: 64 * kib, AsyncWindow: time.Millisecond,
+		TableBytes: 64 * kib, tableBytesMin: 16 * kib, TableWriteBuffer: 8 * kib, writeCacheMin: 16 * kib, flushOnDemand: true,
 	}
 }
 
@@ -49,7 +54,7 @@ func newPlayer(fs vfs.FS, o Options, h *history) *player {
 
 func (p *player) options() Options {
 	o := p.o
-	o.FS = p.fs
+	o.FS = &tapFS{inner: p.fs, call: p.call}
 	o.Now = func() time.Time { return time.Unix(0, p.clock.Load()) }
 	return o
 }
@@ -138,6 +143,7 @@ func (p *player) close() {
 	if p.db == nil {
 		return
 	}
+	p.closeSnapshots()
 	p.db.commit.mu.Lock()
 	p.h.handedOut = max(p.h.handedOut, p.db.commit.next-1)
 	p.db.commit.mu.Unlock()
@@ -169,7 +175,11 @@ func (c *client) value(key string, n int) []byte {
 	return v
 }
 
-// write is one batch of client i: "key" or "key:bytes" puts, "-key" deletes.
+// now is the time in Unix seconds.
+func (p *player) now() uint32 { return uint32(p.clock.Load() / int64(time.Second)) }
+
+// write is one batch of client i: "key" or "key:bytes" puts, "key+10" one that
+// expires in ten seconds, "-key" deletes.
 func (p *player) write(i int, words ...string) { p.send(i, WriteOptions{}, words...) }
 
 func (p *player) send(i int, w WriteOptions, words ...string) *asked {
@@ -186,14 +196,16 @@ func (p *player) send(i int, w WriteOptions, words ...string) *asked {
 			d.key = word[1:]
 			_ = b.Delete([]byte(d.key))
 		} else {
-			for j := range word {
-				if word[j] == ':' {
-					d.key = word[:j]
-					fmt.Sscan(word[j+1:], &n)
-				}
+			key, seconds, expires := strings.Cut(word, "+")
+			key, bytes, _ := strings.Cut(key, ":")
+			d.key = key
+			fmt.Sscan(bytes, &n)
+			if expires {
+				fmt.Sscan(seconds, &d.expiry)
+				d.expiry += p.now()
 			}
 			d.value = c.value(d.key, n)
-			_ = b.Set([]byte(d.key), d.value, Meta{Flags: d.flags})
+			_ = b.Set([]byte(d.key), d.value, Meta{Flags: d.flags, Expiry: d.expiry})
 		}
 		o.docs = append(o.docs, d)
 	}
@@ -224,9 +236,10 @@ func (p *player) answer(c *client, o *asked, verb string, err error, durable boo
 // judge looks at an error under a fault: only documented ones may come.
 func (p *player) judge(verb string, err error) {
 	switch {
-	case p.fault == faultfs.SyncDrop && errors.Is(err, faultfs.ErrInjected) && !p.o.BufferedIO:
+	case p.fault == faultfs.SyncDrop && errors.Is(err, faultfs.ErrInjected) && !p.o.BufferedIO && errors.Is(err, ErrReadOnly):
 		// The disk shows what the device does not have. Direct I/O reads the
-		// device; this disk would let a restart build on sand.
+		// device; this disk would let a restart build on sand. What else fails
+		// to sync, such as a table, is thrown away.
 		p.die(err)
 	case errors.Is(err, ErrReadOnly):
 	case errors.Is(err, ErrDiskFull) && p.fault == faultfs.ENOSPC:
@@ -292,7 +305,7 @@ func (p *player) update(i int, key string, n int) {
 		return
 	}
 	c := p.h.clients[i]
-	was, had := c.after(len(c.ops))[key]
+	was, had := c.after(len(c.ops), p.now())[key]
 	d := doc{key: key, flags: uint32(len(c.ops) + 1)}
 	o := &asked{}
 	c.ops = append(c.ops, o)

@@ -37,6 +37,7 @@ type crossing struct {
 	kind    vfs.OpKind
 	pattern string // of the name
 	min     int
+	max     int // 0: any number
 }
 
 func (sc *scenario) tiny() Options {
@@ -146,20 +147,21 @@ func fill(p *player, n int) {
 	}
 }
 
-var scenarios = []*scenario{
+// logScenarios are about the log and the manifest; flushScenarios about tables.
+var logScenarios = []*scenario{
 	{
 		name: "creation",
 		play: func(p *player) { p.open(); p.background(0); p.write(0, "k1"); p.close() },
 		crossed: []crossing{
-			{vfs.OpMkdirAll, "log", 1}, {vfs.OpLock, "LOCK", 1}, {vfs.OpRename, "FORMAT.tmp", 1}, {vfs.OpRename, "CURRENT.tmp", 1},
-			{vfs.OpSyncDir, "data", 3}, {vfs.OpSyncDir, "log", 1}, {vfs.OpCreate, "*.seg", 2}, {vfs.OpAllocate, "*.seg", 1},
+			{vfs.OpMkdirAll, "log", 1, 0}, {vfs.OpLock, "LOCK", 1, 0}, {vfs.OpRename, "FORMAT.tmp", 1, 0}, {vfs.OpRename, "CURRENT.tmp", 1, 0},
+			{vfs.OpSyncDir, "data", 3, 0}, {vfs.OpSyncDir, "log", 1, 0}, {vfs.OpCreate, "*.seg", 2, 0}, {vfs.OpAllocate, "*.seg", 1, 0},
 		},
 	},
 	{
 		name:    "single write",
 		base:    closed(few, "a"),
 		play:    func(p *player) { p.open(); p.write(0, "k1"); p.write(0, "k4:80") },
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 2}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 2, 0}},
 	},
 	{
 		name: "batch over many kvstores",
@@ -173,7 +175,7 @@ var scenarios = []*scenario{
 			p.write(0, "-k4", "k5", "k6:2000", "k10", "k11", "k12")
 			p.verify()
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 2}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 2, 0}},
 	},
 	{
 		name: "large documents",
@@ -186,7 +188,7 @@ var scenarios = []*scenario{
 			p.write(0, "k1:40000")
 			p.close()
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4, 0}},
 	},
 	{
 		name:    "several writers, several groups in flight",
@@ -205,7 +207,7 @@ var scenarios = []*scenario{
 		},
 		overtake: true,
 		discards: true,
-		crossed:  []crossing{{vfs.OpWriteDurable, "*.seg", 4}},
+		crossed:  []crossing{{vfs.OpWriteDurable, "*.seg", 4, 0}},
 	},
 	{
 		name: "clear",
@@ -216,7 +218,7 @@ var scenarios = []*scenario{
 			p.clear()
 			p.verify()
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 2}, {vfs.OpSync, "MANIFEST-*", 3}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 2, 0}, {vfs.OpSync, "MANIFEST-*", 3, 0}},
 	},
 	{
 		name: "clear, then write",
@@ -229,7 +231,7 @@ var scenarios = []*scenario{
 			p.verify()
 			p.write(0, "k2")
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4, 0}},
 	},
 	{
 		name: "delayed clear",
@@ -246,7 +248,7 @@ var scenarios = []*scenario{
 			p.write(0, "k2")
 			p.close()
 		},
-		crossed: []crossing{{vfs.OpSync, "MANIFEST-*", 7}},
+		crossed: []crossing{{vfs.OpSync, "MANIFEST-*", 7, 0}},
 	},
 	{
 		name: "segment roll",
@@ -256,7 +258,7 @@ var scenarios = []*scenario{
 			fill(p, 5)
 			p.write(0, "k1")
 		},
-		crossed: []crossing{{vfs.OpCreate, "*.seg", 3}, {vfs.OpWriteDurable, "*.seg", 7}, {vfs.OpSyncDir, "log", 3}},
+		crossed: []crossing{{vfs.OpCreate, "*.seg", 3, 0}, {vfs.OpWriteDurable, "*.seg", 7, 0}, {vfs.OpSyncDir, "log", 3, 0}},
 	},
 	{
 		name: "seal with footer",
@@ -270,7 +272,7 @@ var scenarios = []*scenario{
 			p.reopen()
 			p.verify()
 		},
-		crossed: []crossing{{vfs.OpTruncate, "*.seg", 3}, {vfs.OpWriteAt, "*.seg", 5}},
+		crossed: []crossing{{vfs.OpTruncate, "*.seg", 3, 0}, {vfs.OpWriteAt, "*.seg", 5, 0}},
 	},
 	{
 		name: "pool",
@@ -286,7 +288,7 @@ var scenarios = []*scenario{
 			p.background(0)
 			p.verify()
 		},
-		crossed: []crossing{{vfs.OpRename, "*.seg", 1}},
+		crossed: []crossing{{vfs.OpRename, "*.seg", 1, 0}},
 	},
 	{
 		name: "switch of the manifest",
@@ -297,21 +299,21 @@ var scenarios = []*scenario{
 			p.reopen()
 			p.write(0, "k2")
 		},
-		crossed: []crossing{{vfs.OpRename, "CURRENT.tmp", 2}, {vfs.OpCreate, "MANIFEST-*", 2}, {vfs.OpRemove, "MANIFEST-*", 2}},
+		crossed: []crossing{{vfs.OpRename, "CURRENT.tmp", 2, 0}, {vfs.OpCreate, "MANIFEST-*", 2, 0}, {vfs.OpRemove, "MANIFEST-*", 2, 0}},
 	},
 	{
 		name: "recovery after a kill",
 		base: cut(func(p *player) { few(p); fill(p, 3); p.write(0, "k1") }, "a"),
 		play: func(p *player) { p.open(); p.verify(); p.write(0, "k2:100") },
 		crossed: []crossing{
-			{vfs.OpSync, "*.seg", 2}, {vfs.OpTruncate, "*.seg", 1}, {vfs.OpRename, "CURRENT.tmp", 1},
+			{vfs.OpSync, "*.seg", 2, 0}, {vfs.OpTruncate, "*.seg", 1, 0}, {vfs.OpRename, "CURRENT.tmp", 1, 0},
 		},
 	},
 	{
 		name:    "recovery after a torn tail",
 		base:    torn,
 		play:    func(p *player) { p.open(); p.settleNow(); p.write(0, "a1"); p.verify(); p.close() },
-		crossed: []crossing{{vfs.OpTruncate, "*.seg", 1}, {vfs.OpRename, "CURRENT.tmp", 1}},
+		crossed: []crossing{{vfs.OpTruncate, "*.seg", 1, 0}, {vfs.OpRename, "CURRENT.tmp", 1, 0}},
 	},
 	{
 		name: "recovery twice",
@@ -324,7 +326,7 @@ var scenarios = []*scenario{
 			p.reopen()
 			p.verify()
 		},
-		crossed: []crossing{{vfs.OpRename, "CURRENT.tmp", 3}},
+		crossed: []crossing{{vfs.OpRename, "CURRENT.tmp", 3, 0}},
 		sparse:  true,
 	},
 	{
@@ -338,7 +340,7 @@ var scenarios = []*scenario{
 			p.verify()
 			p.close()
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4}, {vfs.OpClose, "*.seg", 8}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4, 0}, {vfs.OpClose, "*.seg", 8, 0}},
 		sparse:  true,
 	},
 	{
@@ -350,7 +352,7 @@ var scenarios = []*scenario{
 			p.idle()
 			p.write(0, "k2")
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 3}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 3, 0}},
 		sparse:  true,
 	},
 	{
@@ -365,7 +367,7 @@ var scenarios = []*scenario{
 			p.update(0, "k1", 10)
 			p.verify()
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 5}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 5, 0}},
 	},
 	{
 		name: "readers see only what is durable",
@@ -379,7 +381,7 @@ var scenarios = []*scenario{
 			p.sync(0)
 			p.look(0, "k1")
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 1}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 1, 0}},
 		sparse:  true,
 	},
 	{
@@ -393,7 +395,7 @@ var scenarios = []*scenario{
 			p.reopen()
 			p.write(0, "k1:200")
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 4, 0}},
 	},
 	{
 		name:    "store that is not durable",
@@ -409,7 +411,7 @@ var scenarios = []*scenario{
 			p.write(0, "k5")
 			p.close()
 		},
-		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 3}},
+		crossed: []crossing{{vfs.OpWriteDurable, "*.seg", 3, 0}},
 	},
 }
 
