@@ -12,6 +12,9 @@
 //
 //	Start -> filter piece -> root -> ... -> index block -> data block -> found, or not
 //
+// Readers holds the tables of a store open while they are used, a bounded
+// number of them, and fences those that are damaged.
+//
 // docs/format-table.md describes the bytes. Every checksum is verified at each
 // read from disk and every decoded length before it is used: damaged bytes
 // give a *CorruptError with file and offset.
