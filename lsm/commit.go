@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
@@ -162,6 +164,9 @@ func (db *DB) apply(b *Batch, cond *condition) (Seqno, error) {
 	last := b.first + Seqno(size.Count) - 1
 	db.encode(b, &place)
 	place.Done()
+	if mutant.FlushInFlight {
+		time.Sleep(time.Millisecond)
+	}
 	db.insert(b)
 	db.publish.finish(ticket)
 	b.valid = true

@@ -98,6 +98,9 @@ func (j *flushJob) seal(kvstores []int) error {
 		}
 		p := flushPart{kvstore: k}
 		for _, t := range v.tables[k][1:] {
+			if mutant.FlushNewestFirst && len(p.tables) == 1 {
+				break
+			}
 			if t.first.Segment != 0 {
 				p.tables = append(p.tables, t)
 				p.upTo = max(p.upTo, t.sealed)
@@ -123,7 +126,9 @@ func (j *flushJob) write(ctx context.Context) error {
 	for i := range j.parts {
 		upTo = max(upTo, j.parts[i].upTo)
 	}
-	db.publish.wait(upTo)
+	if !mutant.FlushInFlight {
+		db.publish.wait(upTo)
+	}
 	durable := func() error { return db.log.Wait(upTo) }
 	if err := mutant.Skip(mutant.FlushBeforeDurable, durable); err != nil {
 		return db.writeError(err)
@@ -134,7 +139,7 @@ func (j *flushJob) write(ctx context.Context) error {
 		p := &j.parts[i]
 		policy := j.policy
 		// All older versions of this kvstore's keys are in this part.
-		policy.Bottom = len(j.view.version.runs[p.kvstore]) == 0
+		policy.Bottom = len(j.view.version.runs[p.kvstore]) == 0 || mutant.AlwaysBottom
 		var err error
 		if p.result, err = db.flushTables(ctx, p.kvstore, p.tables, policy); err != nil {
 			return err
@@ -194,6 +199,9 @@ func (db *DB) flushTables(ctx context.Context, kvstore int, tables []*table, pol
 func (j *flushJob) removeTables() error {
 	var all []error
 	for i := range j.parts {
+		if mutant.KeepFailedTables {
+			break
+		}
 		all = append(all, j.db.removeUnnamed(j.parts[i].result.Tables))
 		j.parts[i].result = compaction.Result{}
 	}
@@ -218,10 +226,15 @@ func (j *flushJob) install() error {
 	db.edits.mu.Lock()
 	defer db.edits.mu.Unlock()
 	st := db.edits.log.State()
-	if st.ClearSeqno != 0 && st.ClearSeqno <= db.horizon() && j.holdsVersionAt(st.ClearSeqno) {
+	if st.ClearSeqno != 0 && st.ClearSeqno <= db.horizon() && j.holdsVersionAt(st.ClearSeqno) && !mutant.IgnoreOvertaking {
 		return errOvertaken
 	}
 	e := &manifest.Edit{}
+	if mutant.FlushedAhead {
+		for i := range j.parts {
+			j.parts[i].upTo = Seqno(db.publish.visible.Load())
+		}
+	}
 	for i := range j.parts {
 		e.Flushed = append(e.Flushed, manifest.Flushed{KVStore: uint16(j.parts[i].kvstore), Seqno: j.parts[i].upTo})
 		addResult(e, j.parts[i].kvstore, &j.parts[i].result)
@@ -233,7 +246,7 @@ func (j *flushJob) install() error {
 	if mutant.DropBeforeFlushEdit {
 		db.log.Drop(e.DropSegments)
 	}
-	if err := db.installEdit(e, func(v *view) {
+	giveUp := func(v *view) {
 		for i := range j.parts {
 			p := &j.parts[i]
 			kept := v.tables[p.kvstore][:0]
@@ -244,7 +257,16 @@ func (j *flushJob) install() error {
 			}
 			v.tables[p.kvstore] = kept
 		}
-	}); err != nil {
+	}
+	if mutant.InstallBeforeEdit {
+		db.commit.mu.Lock()
+		v := db.current.Load().derive()
+		giveUp(v)
+		old := db.installLocked(v)
+		db.commit.mu.Unlock()
+		old.release()
+	}
+	if err := db.installEdit(e, giveUp); err != nil {
 		if !errors.Is(err, wal.ErrFailed) {
 			err = errors.Join(err, j.removeTables())
 		}
@@ -285,6 +307,15 @@ func (j *flushJob) holdsVersionAt(s Seqno) bool {
 func (j *flushJob) dead() (all []compaction.Dead) {
 	for i := range j.parts {
 		all = append(all, j.parts[i].result.Dead...)
+		if mutant.LiveCountsAsDead {
+			it := j.parts[i].tables[0].NewIter(nil, nil)
+			for ok := it.First(); ok; ok = it.Next() {
+				if a := it.Version().Value.Address; !a.IsZero() {
+					all = append(all, compaction.Dead{Segment: a.Segment, Seqno: it.Version().Seqno})
+					break
+				}
+			}
+		}
 	}
 	return all
 }
@@ -318,6 +349,9 @@ func deadSets(st *manifest.State, dead []compaction.Dead) []*manifest.DeadSet {
 	for _, d := range dead {
 		if _, ok := st.Segment(d.Segment); !ok {
 			continue
+		}
+		if mutant.DeadInWrongSegment {
+			d.Segment = st.Segments[len(st.Segments)-1].ID
 		}
 		if bySegment[d.Segment] == nil {
 			order = append(order, d.Segment)
@@ -354,7 +388,10 @@ func (db *DB) replayFrom(st *manifest.State, gone func(*table) bool, clears bool
 	if !clears {
 		lower(c.clearPin)
 	}
-	for _, ts := range &db.current.Load().tables {
+	for k, ts := range &db.current.Load().tables {
+		if mutant.ReplayFromSkipsOne && k == db.kvstores-1 {
+			continue
+		}
 		for _, t := range ts {
 			if !gone(t) {
 				lower(t.first)

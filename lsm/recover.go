@@ -10,6 +10,7 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
@@ -347,7 +348,7 @@ func (r *recoverer) startLog() error {
 		v.tables[i] = []*table{t}
 		db.commit.active[i] = t
 	}
-	if c := r.cleared.Load(); c != 0 {
+	if c := r.cleared.Load(); c != 0 && !mutant.ClearIgnoredInTables {
 		v.clears = []Seqno{Seqno(c)}
 	}
 	db.commit.mu.Lock()

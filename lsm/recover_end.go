@@ -222,7 +222,7 @@ func (r *recoverer) removeOrphanTables() error {
 	}
 	for _, n := range names {
 		number, ok := sstable.ParseName(n)
-		if !ok || named[number] {
+		if !ok || named[number] && !mutant.OrphansIncludeNamed {
 			continue
 		}
 		if err := db.fs.Remove(db.tableName(number)); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fluxkv/compaction"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
 	"fluxkv/sstable"
 	"fluxkv/wal"
 )
@@ -36,7 +37,7 @@ func (r *recoverer) seeTables() error {
 		return err
 	}
 	for _, n := range names {
-		if number, ok := sstable.ParseName(n); ok {
+		if number, ok := sstable.ParseName(n); ok && !mutant.ReuseTableNumbers {
 			r.db.edits.log.SeenFile(number)
 		}
 	}
@@ -63,7 +64,7 @@ func (r *recoverer) spill(from entry.Position) error {
 	}
 	for k, t := range r.tables {
 		if t.Len() > 0 {
-			policy.Bottom = !older[k] && len(r.state.LevelTables(uint16(k), 0)) == 0
+			policy.Bottom = !older[k] && len(r.state.LevelTables(uint16(k), 0)) == 0 || mutant.SpillAlwaysBottom
 			res, err := db.flushTables(r.ctx, k, []*table{t}, policy)
 			if err != nil {
 				return fmt.Errorf("flush during replay: %w", err)
@@ -98,6 +99,9 @@ func (r *recoverer) addSpilled(e *manifest.Edit) error {
 	}
 	e.AddDead = deadSets(&r.state, dead)
 	e.ReplayFrom = s.from
+	if mutant.SpillReplayFromEnd {
+		e.ReplayFrom = r.scan.End
+	}
 	have := map[entry.SegmentID]bool{}
 	for _, id := range e.DropSegments {
 		have[id] = true
@@ -108,7 +112,7 @@ func (r *recoverer) addSpilled(e *manifest.Edit) error {
 		}
 	}
 	dir := path.Join(r.db.dir, TablesDir)
-	if err := r.db.fs.SyncDir(dir); err != nil {
+	if err := mutant.Skip(mutant.SkipSpillDirSync, func() error { return r.db.fs.SyncDir(dir) }); err != nil {
 		return fmt.Errorf("sync directory %s: %w", dir, err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
 	"fluxkv/sstable"
@@ -47,6 +48,10 @@ func (g *tableGet) next() (needs bool) {
 			continue
 		}
 		r, err := f.handle.Acquire()
+		if err != nil && mutant.SkipUnreadableTable {
+			g.runs = g.runs[1:]
+			continue
+		}
 		if err != nil {
 			g.err = err
 			return false
@@ -82,6 +87,11 @@ func (g *tableGet) plan() bool {
 // g.err is set.
 func (g *tableGet) finish() (found, needs bool) {
 	data, err := g.reader.Finish(g.ref, &g.read, &g.buf)
+	if err != nil && mutant.SkipUnreadableTable {
+		g.release()
+		g.runs = g.runs[1:]
+		return false, false
+	}
 	if err != nil {
 		g.err = err
 		g.release()

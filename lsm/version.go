@@ -11,6 +11,7 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
 	"fluxkv/sstable"
 	"fluxkv/wal"
 )
@@ -113,6 +114,9 @@ func (db *DB) runsOf(tables []*manifest.Table) []*run {
 	}
 	// Runs that share keys have disjoint seqnos (R14).
 	slices.SortFunc(runs, func(a, b *run) int {
+		if mutant.OldestRunFirst {
+			a, b = b, a
+		}
 		return cmp.Compare(b.files[0].meta.HighestSeqno, a.files[0].meta.HighestSeqno)
 	})
 	return runs

@@ -90,4 +90,42 @@ var (
 	SkipTableDirSync = on("SkipTableDirSync")
 	// SkipTableSync names tables in the manifest that were not synced.
 	SkipTableSync = on("SkipTableSync")
+	// AlwaysBottom lets a flush drop tombstones although an older table has the keys.
+	AlwaysBottom = on("AlwaysBottom")
+	// ClearIgnoredInTables lets a start forget what a clear ended, as far as tables have it.
+	ClearIgnoredInTables = on("ClearIgnoredInTables")
+	// DeadInWrongSegment counts dead documents in a segment that they are not in.
+	DeadInWrongSegment = on("DeadInWrongSegment")
+	// FlushInFlight flushes a memtable while batches are still being inserted into it, which dawdle.
+	FlushInFlight = on("FlushInFlight")
+	// FlushNewestFirst flushes the newest sealed memtable of a kvstore and leaves older ones for later.
+	FlushNewestFirst = on("FlushNewestFirst")
+	// FlushedAhead says that all is flushed that was visible when a flush ended.
+	FlushedAhead = on("FlushedAhead")
+	// IgnoreOvertaking installs tables with what a clear ended meanwhile.
+	IgnoreOvertaking = on("IgnoreOvertaking")
+	// InstallBeforeEdit gives memtables up before the edit that names their tables.
+	InstallBeforeEdit = on("InstallBeforeEdit")
+	// KeepFailedTables leaves the files of a flush that failed.
+	KeepFailedTables = on("KeepFailedTables")
+	// LiveCountsAsDead counts a document among the dead that a flush keeps.
+	LiveCountsAsDead = on("LiveCountsAsDead")
+	// OldestRunFirst reads older tables before newer ones.
+	OldestRunFirst = on("OldestRunFirst")
+	// OrphansIncludeNamed removes tables that the manifest names.
+	OrphansIncludeNamed = on("OrphansIncludeNamed")
+	// ReplayFromSkipsOne moves the start of replay past what one kvstore has not flushed.
+	ReplayFromSkipsOne = on("ReplayFromSkipsOne")
+	// ReuseTableNumbers gives the numbers of tables away that a crash left.
+	ReuseTableNumbers = on("ReuseTableNumbers")
+	// ScanSkipsErrors ends a scan quietly where a table cannot be read.
+	ScanSkipsErrors = on("ScanSkipsErrors")
+	// SkipSpillDirSync names tables in the edit of recovery whose directory was not synced.
+	SkipSpillDirSync = on("SkipSpillDirSync")
+	// SkipUnreadableTable lets an older table answer when a newer one cannot be read.
+	SkipUnreadableTable = on("SkipUnreadableTable")
+	// SpillAlwaysBottom lets a flush during replay drop tombstones although an older table has the keys.
+	SpillAlwaysBottom = on("SpillAlwaysBottom")
+	// SpillReplayFromEnd lets replay start behind what recovery holds in memory.
+	SpillReplayFromEnd = on("SpillReplayFromEnd")
 )
