@@ -1,0 +1,146 @@
+package compaction
+
+import (
+	"bytes"
+	"slices"
+
+	"fluxkv/internal/entry"
+	"fluxkv/internal/manifest"
+)
+
+// Picker decides what to merge next. It is implemented by Lazy and Leveled; both
+// are pure: no I/O, no clock, nothing remembered from one call to the next.
+type Picker interface {
+	// Pick returns the next job, false when there is nothing to do. Its tables
+	// are then busy until its edit is applied or it failed; a job that failed is
+	// picked again, unless the caller leaves its tables busy.
+	Pick(in Picture) (Job, bool)
+	// Boundaries are where tables that are flushed now are cut.
+	Boundaries(st *manifest.State, kvstore uint16) [][]byte
+}
+
+// Picture is what a Picker looks at.
+type Picture struct {
+	State    *manifest.State
+	KVStores int
+	// Busy says that a job has the table, or that it must be left alone because
+	// it cannot be read (design R21). Nil: none is.
+	Busy func(table uint64) bool
+	// Idle says that nobody writes: the time to merge for space alone.
+	Idle bool
+	// Horizon is H. Garbage above it would be kept, so it is not looked for.
+	Horizon entry.Seqno
+	// Expired, if set, returns how many versions of a table have expired; the
+	// manifest does not know. The job's clock must not be behind the one used
+	// here.
+	Expired func(table uint64) uint64
+}
+
+func (in *Picture) busy(t *manifest.Table) bool { return in.Busy != nil && in.Busy(t.Number) }
+
+func (in *Picture) expired(t *manifest.Table) uint64 {
+	if in.Expired == nil || t.HighestSeqno > in.Horizon {
+		return 0
+	}
+	return min(in.Expired(t.Number), t.Entries)
+}
+
+// droppable is how many tombstones a merge that reaches the bottom surely drops.
+func (in *Picture) droppable(t *manifest.Table) uint64 {
+	if t.HighestSeqno > in.Horizon {
+		return 0
+	}
+	return t.Tombstones
+}
+
+// Reason says why a job was picked.
+type Reason string
+
+// The reasons, in the words of stats and logs.
+const (
+	ReasonRuns    Reason = "runs"    // more runs than a read should look at
+	ReasonShare   Reason = "share"   // too much above the last levels
+	ReasonCut     Reason = "cut"     // a range has become too large for one merge
+	ReasonSlices  Reason = "slices"  // a tier is full
+	ReasonGarbage Reason = "garbage" // known to be worth it
+	ReasonIdle    Reason = "idle"    // worth it while nobody writes
+	ReasonLevel   Reason = "level"   // a sorted level is over its size
+)
+
+// Job is a merge to do.
+type Job struct {
+	KVStore uint16
+	Reason  Reason
+	// Inputs are runs, newest first, each with its tables by key. No other table
+	// of the kvstore that shares a key with them has an age between theirs.
+	Inputs [][]*manifest.Table
+	// The outputs make one run of OutLevel; OutTier counts in level 0 only.
+	OutLevel, OutTier uint8
+	// Bottom says that no table has older versions of any key of the inputs, so
+	// that the last version of a key may go (Policy.Bottom).
+	Bottom bool
+	// Move says that the tables go to OutLevel as they are: all there is to do
+	// is the edit.
+	Move bool
+	// Boundaries for Output.
+	Boundaries [][]byte
+	Bytes      int64  // of the inputs' files
+	Entries    uint64 // in them
+}
+
+// add puts one more run behind the inputs.
+func (j *Job) add(run []*manifest.Table) {
+	if len(run) == 0 {
+		return
+	}
+	j.Inputs = append(j.Inputs, run)
+	for _, t := range run {
+		j.Bytes += t.FileBytes
+		j.Entries += t.Entries
+	}
+}
+
+// Moved returns the tables of a Move as its edit adds them, after it dropped
+// them.
+func (j *Job) Moved() []*manifest.Table {
+	var all []*manifest.Table
+	for _, run := range j.Inputs {
+		for _, t := range run {
+			moved := *t
+			moved.Level, moved.Tier, moved.Run = j.OutLevel, 0, 0
+			all = append(all, &moved)
+		}
+	}
+	return all
+}
+
+// span returns the lowest and the highest key of the inputs.
+func (j *Job) span() (smallest, largest []byte) {
+	for _, run := range j.Inputs {
+		for _, t := range run {
+			if smallest == nil || bytes.Compare(t.Smallest, smallest) < 0 {
+				smallest = t.Smallest
+			}
+			if bytes.Compare(t.Largest, largest) > 0 {
+				largest = t.Largest
+			}
+		}
+	}
+	return smallest, largest
+}
+
+// cutAt takes those of borders, ascending, that can part the outputs.
+func (j *Job) cutAt(borders [][]byte) {
+	smallest, largest := j.span()
+	from, at := slices.BinarySearchFunc(borders, smallest, bytes.Compare)
+	if at {
+		from++
+	}
+	to, at := slices.BinarySearchFunc(borders, largest, bytes.Compare)
+	if at {
+		to++
+	}
+	if from < to {
+		j.Boundaries = borders[from:to:to]
+	}
+}
