@@ -56,6 +56,7 @@ func TestR03_DropWhileTheSealIsWritten(t *testing.T) {
 	r.roll()
 	r.put(3, 300)
 	r.waitAll()
+	r.footers() // a scan must not see a file that is cut
 	wantSeqnos(t, scanFrom(t, fs, r.segments(), p), p.Seqno, r.next-1)
 }
 
