@@ -181,7 +181,12 @@ func (db *DB) close() error {
 		v.release()
 	}
 	db.removeObsolete()
-	err := errors.Join(db.log.Close(), db.readers.Close(), db.edits.log.Close(), db.lock.Close())
+	err := db.log.Close()
+	// An iterator that stands in a table closes its file when it ends.
+	if e := db.readers.Close(); !errors.Is(e, sstable.ErrHandleInUse) {
+		err = errors.Join(err, e)
+	}
+	err = errors.Join(err, db.edits.log.Close(), db.lock.Close())
 	db.scratches.free()
 	return err
 }

@@ -269,3 +269,30 @@ func TestR13_ClearOvertakesAFlush(t *testing.T) {
 		t.Errorf("the tables are %+v, want one with one version", st.Tables)
 	}
 }
+
+// TestCloseUnderAnIterator: an iterator that stands in a table keeps its file
+// open over Close, which called that an error.
+func TestCloseUnderAnIterator(t *testing.T) {
+	var open atomic.Int64
+	o := tinyOptions()
+	o.FS = openFiles(memfs.New(), &open)
+	db := mustOpen(t, "data", o)
+	for i := range 100 {
+		set(t, db, fmt.Sprintf("k%d", i), "value")
+	}
+	mustFlush(t, db)
+	it, err := db.NewIter(nil, nil, IterOptions{})
+	if err != nil || !it.First() {
+		t.Fatal(err, it.Error())
+	}
+	if err := db.Close(); err != nil {
+		t.Error(err)
+	}
+	if it.Next() || !errors.Is(it.Error(), ErrClosed) {
+		t.Errorf("next in a closed store: %v", it.Error())
+	}
+	it.Close()
+	if n := open.Load(); n != 0 {
+		t.Errorf("%d files are left open", n)
+	}
+}
