@@ -338,6 +338,7 @@ func TestM8_CheckTables(t *testing.T) {
 		{name: "all as recorded", sizes: map[uint64]int64{5: 8192, 6: 4096}},
 		{name: "too short", sizes: map[uint64]int64{5: 8191, 6: 4096}, want: "5.tbl at offset 8191: 8191 bytes long, MANIFEST-000007 recorded 8192", corrupt: true},
 		{name: "too long", sizes: map[uint64]int64{5: 8192, 6: 8192}, want: "6.tbl at offset 4096: 8192 bytes long, MANIFEST-000007 recorded 4096", corrupt: true},
+		{name: "empty", sizes: map[uint64]int64{5: 0, 6: 4096}, want: "5.tbl at offset 0: 0 bytes long, MANIFEST-000007 recorded 8192", corrupt: true},
 		{name: "missing", sizes: map[uint64]int64{5: 8192}, want: "6.tbl at offset 0: named by MANIFEST-000007, but missing", corrupt: true},
 		{name: "a device that does not answer", sizes: map[uint64]int64{5: 8192}, err: eio, want: "size of 6.tbl: input/output error"},
 	} {

@@ -170,6 +170,79 @@ func TestR26_ATailPromisesOnlyItsSnapshot(t *testing.T) {
 	}
 }
 
+// TestM2_TheTailIsDurableBeforeCurrent, as the snapshot is, and an edit made
+// meanwhile goes to the old file.
+func TestM2_TheTailIsDurableBeforeCurrent(t *testing.T) {
+	disk := newDisk(t)
+	l := inline(mustCreate(t, disk, ""))
+	grow(l)
+	var calls []string
+	meanwhile := true
+	disk.SetHook(func(op vfs.Op) error {
+		if slices.Contains(mutating, op.Kind) {
+			calls = append(calls, fmt.Sprintf("%s %s", op.Kind, strings.TrimPrefix(op.Name, "data/")))
+		}
+		if op.Kind == vfs.OpSync && op.Name == "data/MANIFEST-000002" && meanwhile {
+			meanwhile = false
+			mustApply(t, l, "next 6")
+		}
+		return nil
+	})
+	l.run = func(work func()) {
+		calls = nil
+		work()
+	}
+	mustApply(t, l, "next 5")
+	want := `Create MANIFEST-000002
+WriteAt MANIFEST-000002
+Sync MANIFEST-000002
+WriteAt MANIFEST-000001
+Sync MANIFEST-000001
+SyncDir data
+WriteAt MANIFEST-000002
+Sync MANIFEST-000002
+Remove CURRENT.tmp
+Create CURRENT.tmp
+WriteAt CURRENT.tmp
+Sync CURRENT.tmp
+Rename CURRENT.tmp
+SyncDir data
+Remove MANIFEST-000001`
+	if got := strings.Join(calls, "\n"); got != want {
+		t.Fatalf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestM4_EveryFlippedBitOfATailIsNoticed: CURRENT vouches for it.
+func TestM4_EveryFlippedBitOfATailIsNoticed(t *testing.T) {
+	disk := newDisk(t)
+	l := mustCreate(t, disk, "add 2 log 4096; replay 2 4096 1")
+	grow(l)
+	h := hold(disk, vfs.OpWriteAt, "MANIFEST-000004", nil)
+	mustApply(t, l, "next 5")
+	<-h.met
+	mustApply(t, l, "next 6")
+	want := mustApply(t, l, "dead 2 3,4; clear 2")
+	close(h.let)
+	settle(l)
+	b := readDisk(t, disk, Name(4))
+	c, err := decodeCurrent("CURRENT", readDisk(t, disk, CurrentName), testSecret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := replay("m", b, testSecret, 4, c.synced); err != nil || logical(r.state) != logical(want) {
+		t.Fatalf("%v\n%s", err, dump(r.state))
+	}
+	for bit := range 8 * len(b) {
+		b[bit/8] ^= 1 << (bit % 8)
+		var ce *CorruptError
+		if _, err := replay("m", b, testSecret, 4, c.synced); !errors.As(err, &ce) || ce.Offset > int64(bit/8) {
+			t.Fatalf("bit %d of byte %d: %v", bit%8, bit/8, err)
+		}
+		b[bit/8] ^= 1 << (bit % 8)
+	}
+}
+
 // TestR26_F1_FailedRotationFallsBack: whatever fails before CURRENT is touched,
 // the old manifest has every edit, is used on, and is not replaced again at once.
 func TestR26_F1_FailedRotationFallsBack(t *testing.T) {
@@ -375,6 +448,9 @@ func TestM7_ObsoleteKnowsAbandonedRotations(t *testing.T) {
 	}
 	l, _ = mustOpen(t, left)
 	st := mustApply(t, l, "")
+	if st.Manifest <= 2 {
+		t.Fatalf("number %d again (M6)", st.Manifest)
+	}
 	names, err := left.List(testDir)
 	if err != nil {
 		t.Fatal(err)

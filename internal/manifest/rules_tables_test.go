@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -80,6 +81,36 @@ func TestM1_ATableMovesInOneEdit(t *testing.T) {
 	st := mustApply(t, l, "untable 3; table 3 kv=1 level=1 keys=a..c seqnos=1..9")
 	if a, b := st.LevelTables(1, 0), st.LevelTables(1, 1); len(a) != 1 || len(b) != 1 || a[0].Number != 4 || b[0].Number != 3 {
 		t.Fatalf("got\n%s", dump(st))
+	}
+}
+
+// TestM8_OpenRefusesContradictions: what no store may be is corruption, however
+// intact the record that says so.
+func TestM8_OpenRefusesContradictions(t *testing.T) {
+	const start = "add 2 log 65536; add 3 gc 65536; flushed 1 9; table 5 kv=1 level=1 keys=a..c seqnos=1..9 seg=2; file 6"
+	for _, c := range []struct{ name, edit, want string }{
+		{"tables of a sorted level overlap", "table 6 kv=1 level=1 keys=c..d seqnos=1..2", "overlap"},
+		{"sequence ranges of runs overlap", "table 6 kv=1 run=6 keys=a..b seqnos=3..4; table 7 kv=1 run=7 keys=b..c seqnos=4..5", "share keys"},
+		{"a sequence range turned round", "table 6 kv=1 run=6 keys=a..b seqnos=4..3", "seqnos 4 to 3"},
+		{"a table above the flushed position", "table 6 kv=1 run=6 keys=x..z seqnos=9..10", "flushed only up to 9"},
+		{"a table twice", "table 5 kv=1 level=2 keys=a..c seqnos=1..9", "added twice"},
+		{"a table of no bytes", "table 6 kv=1 run=6 keys=x..z bytes=0", "0 bytes"},
+		{"an address of no segment", "drop 2", "neither registered nor forwarded"},
+		{"a forward to no segment", "drop 2; forward 2 4:1..9", "not registered"},
+		{"a dead document of no segment", "dead 4 1", "not registered"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			disk := newDisk(t)
+			l := mustCreate(t, disk, start)
+			name := Name(l.State().Manifest)
+			e := parseEdit(t, c.edit)
+			b := appendRecord(readDisk(t, disk, name), testSecret, l.State().Manifest, l.end, l.end, &e)
+			writeDisk(t, disk, name, b)
+			_, _, err := Open(disk, testDir, testSecret)
+			if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), name) {
+				t.Fatalf("got %v, want %q", err, c.want)
+			}
+		})
 	}
 }
 
