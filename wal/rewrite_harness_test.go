@@ -223,7 +223,8 @@ func (r *rewriteBench) checkOutput(o RewriteOptions, out *RewriteOutput, of map[
 	}
 }
 
-// checkGroups makes the index from the groups of a copy without its footer.
+// checkGroups looks at the groups and makes the index from them, in a copy without
+// its footer.
 func (r *rewriteBench) checkGroups(out *RewriteOutput, index *SeqnoIndex) {
 	t := r.t
 	t.Helper()
@@ -233,6 +234,18 @@ func (r *rewriteBench) checkGroups(out *RewriteOutput, index *SeqnoIndex) {
 	}
 	b := &logBuilder{t: t, fs: mem.CrashCopy(1, memfs.DropAll), kind: SegmentGC}
 	b.truncate(out.ID, int64(out.End))
+	for at := out.Segment.Align; at < int(out.End); {
+		h, ok := DecodeGroupHeader(b.peek(out.ID, int64(at), GroupHeaderBytes), &testSecret, out.ID, uint32(at))
+		last := int(h.End(out.Segment.Align)) == int(out.End)
+		if !ok || h.Count == 0 || last != (h.Flags == GroupDelta|GroupSeal) || !last && h.Flags != GroupDelta ||
+			h.Durable != 0 || h.PrevSegment != 0 || h.PrevEnd != 0 || h.PrevLast != 0 {
+			t.Fatalf("group at %d of %d: %+v", at, out.End, h)
+		}
+		if end := at + int(h.Bytes); !isZero(b.peek(out.ID, int64(end), h.PaddedBytes(out.Segment.Align)-int(h.Bytes))) {
+			t.Fatalf("padding at %d is not zero", end)
+		}
+		at = int(h.End(out.Segment.Align))
+	}
 	for _, end := range []uint32{0, out.End} {
 		x, err := ReadSeqnoIndex(t.Context(), b.indexOptions(), out.ID, SegmentGC, end)
 		wantIndex(t, x, err, maps.Collect(index.All()))
