@@ -43,6 +43,7 @@ type Iterator struct {
 	expired      func(uint32) bool
 
 	view    *view
+	cursors int           // made on view
 	viewAge time.Duration // viewAgeMax; shorter in tests
 	since   time.Time     // when view was pinned
 	order   order
@@ -127,7 +128,7 @@ func (it *Iterator) refresh() bool {
 		it.err = ErrClosed
 		return false
 	}
-	it.view, it.since = v, time.Now()
+	it.view, it.since, it.cursors = v, time.Now(), 0
 	if it.o.OneKVStore {
 		it.order = newByVBucket(it.db, v, it, it.o.KVStore, it.lower, it.upper)
 	} else {

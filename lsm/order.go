@@ -10,14 +10,21 @@ import (
 )
 
 // visible returns an iterator over the documents that a reader of it sees in
-// one kvstore of a view, for internal keys below upper; nil: all.
-func (it *Iterator) visible(v *view, kvstore int, upper []byte) *iter.Visible {
+// one kvstore of a view, for internal keys from lower on and below upper; nil:
+// all.
+func (it *Iterator) visible(v *view, kvstore int, lower, upper []byte) *iter.Visible {
+	it.cursors++
 	var sources []entry.Iterator
 	for _, t := range v.tables[kvstore] {
 		sources = append(sources, t.NewIter(nil, upper))
 	}
+	// Every source of every cursor holds what it reads ahead.
+	ahead := scanAheadBytes
+	if it.cursors > scanCursorsMax {
+		ahead = 0
+	}
 	for _, r := range v.version.runs[kvstore] {
-		sources = append(sources, r.newIter(sstable.IterOptions{Upper: upper, ReadAheadBytes: scanAheadBytes}))
+		sources = append(sources, r.newIter(sstable.IterOptions{Lower: lower, Upper: upper, ReadAheadBytes: ahead}))
 	}
 	src := sources[0]
 	if len(sources) > 1 {
@@ -26,13 +33,18 @@ func (it *Iterator) visible(v *view, kvstore int, upper []byte) *iter.Visible {
 	return iter.NewVisible(src, iter.VisibleOptions{At: it.at, Clear: v.clearFor(it.at), Expired: it.expired})
 }
 
-// scanAheadBytes bounds what an iterator reads ahead in each run.
-const scanAheadBytes = 64 * kib
+// scanAheadBytes bounds what an iterator reads ahead in each run, when it has no
+// more than scanCursorsMax cursors over them.
+const (
+	scanAheadBytes = 64 * kib
+	scanCursorsMax = 32
+)
 
 // newIter walks all versions of a run. Tables are open while it stands in them.
 func (r *run) newIter(o sstable.IterOptions) entry.Iterator {
-	parts := make([]iter.Part, len(r.files))
-	for i, f := range r.files {
+	files := r.between(o.Lower, o.Upper)
+	parts := make([]iter.Part, len(files))
+	for i, f := range files {
 		parts[i] = iter.Part{Smallest: f.meta.Smallest, Largest: f.meta.Largest, Open: func() (entry.Iterator, error) {
 			rd, err := f.handle.Acquire()
 			if err != nil {
@@ -66,7 +78,7 @@ type byVBucket struct {
 }
 
 func newByVBucket(db *DB, v *view, it *Iterator, kvstore int, lower, upper []byte) *byVBucket {
-	return &byVBucket{db: db, src: it.visible(v, kvstore, nil), lower: lower, upper: upper}
+	return &byVBucket{db: db, src: it.visible(v, kvstore, nil, nil), lower: lower, upper: upper}
 }
 
 // seek moves to (vbucket of key, key), or to the first document for nil.
@@ -188,7 +200,7 @@ func (b *byKey) open(kvstore int, vb uint16, at []byte) bool {
 		} else {
 			upper = entry.AppendKey(nil, vb+1, nil)
 		}
-		c = &cursor{src: b.it.visible(b.v, kvstore, upper)}
+		c = &cursor{src: b.it.visible(b.v, kvstore, entry.AppendKey(nil, vb, nil), upper)}
 		b.cursors[vb] = c
 	}
 	// The document may have expired since the scout saw it.

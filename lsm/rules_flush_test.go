@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -589,16 +590,30 @@ func TestR26_KVStoresFlushedTogetherShareAnEditAndADirectorySync(t *testing.T) {
 	if _, err := db.Apply(&b, WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	syncs, edits := 0, 0
+	var syncs atomic.Int32
+	var some atomic.Bool
 	fs.SetHook(func(op vfs.Op) error {
-		switch {
-		case op.Kind == vfs.OpSyncDir && path.Base(op.Name) == TablesDir:
-			syncs++
-		case op.Kind == vfs.OpSync && strings.Contains(op.Name, "MANIFEST"):
-			edits++
+		if op.Kind == vfs.OpSyncDir && path.Base(op.Name) == TablesDir {
+			syncs.Add(1)
 		}
 		return nil
 	})
+	stop := make(chan struct{})
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			st := db.edits.log.State()
+			if n := len(st.Tables); n != 0 && n != db.kvstores {
+				some.Store(true)
+			}
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	}()
 	all := make([]int, db.kvstores)
 	for k := range all {
 		all[k] = k
@@ -607,8 +622,16 @@ func TestR26_KVStoresFlushedTogetherShareAnEditAndADirectorySync(t *testing.T) {
 		t.Fatal(err)
 	}
 	fs.SetHook(nil)
-	if n := len(db.edits.log.State().Tables); n != db.kvstores || syncs != 1 || edits != 1 {
-		t.Errorf("%d tables with %d directory syncs and %d edits, want %d, 1 and 1", n, syncs, edits, db.kvstores)
+	close(stop)
+	<-watched
+	st := db.edits.log.State()
+	if n := len(st.Tables); n != db.kvstores || syncs.Load() != 1 || len(st.Flushed) != db.kvstores {
+		t.Errorf("%d tables with %d directory syncs, %d kvstores flushed, want %d, 1 and %d",
+			n, syncs.Load(), len(st.Flushed), db.kvstores, db.kvstores)
+	}
+	// One edit: no state between none and all was ever in the manifest.
+	if some.Load() {
+		t.Error("the manifest had some of the tables and not all")
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fluxkv/internal/vfs"
 )
 
 const (
@@ -319,6 +321,9 @@ func (db *DB) flushEnded(picked []int, err error) {
 		db.quota.unblock()
 	} else if !errors.Is(err, context.Canceled) {
 		db.o.Logf("%v", err)
+		if errors.Is(err, vfs.ErrNoSpace) {
+			db.log.EmptyPool() // what the log keeps to reuse is room for tables
+		}
 		db.quota.block(flushError(db.writeError(err)))
 	}
 	s.wake()

@@ -63,6 +63,18 @@ func (r *run) find(key []byte) *tableFile {
 	return nil
 }
 
+// between returns the tables that may have internal keys from lower on, below
+// upper; nil leaves a side open.
+func (r *run) between(lower, upper []byte) []*tableFile {
+	fs := r.files
+	i := sort.Search(len(fs), func(i int) bool { return bytes.Compare(fs[i].meta.Largest, lower) >= 0 })
+	fs = fs[i:]
+	if upper != nil {
+		fs = fs[:sort.Search(len(fs), func(i int) bool { return bytes.Compare(fs[i].meta.Smallest, upper) >= 0 })]
+	}
+	return fs
+}
+
 // files are all tables of the store by number. It is guarded by edits.mu.
 type tableFiles map[uint64]*tableFile
 
