@@ -127,7 +127,7 @@ func (l Lazy) Boundaries(st *manifest.State, kvstore uint16) [][]byte {
 // else.
 func (l Lazy) Pick(in Picture) (Job, bool) {
 	l = l.withDefaults()
-	s := lazyStore{Lazy: l, in: in}
+	s := lazyStore{Lazy: l, in: in, busy: in.busyTables()}
 	s.rangeBytes = l.RangeBytes(in.State)
 	for k := range in.KVStores {
 		s.kvstores = append(s.kvstores, s.look(uint16(k)))
@@ -144,6 +144,7 @@ func (l Lazy) Pick(in Picture) (Job, bool) {
 type lazyStore struct {
 	Lazy
 	in         Picture
+	busy       func(*manifest.Table) bool
 	rangeBytes int64
 	kvstores   []lazyKVStore
 }
@@ -165,12 +166,18 @@ type lazyRange struct {
 }
 
 func (s *lazyStore) look(kvstore uint16) lazyKVStore {
-	ranges, level := rangesOf(s.in.State, kvstore)
-	kv := lazyKVStore{kvstore: kvstore, level: level, borders: borders(ranges, s.rangeBytes)}
+	taken := s.in.taken(kvstore)
+	ranges, level := rangesOf(s.in.State, kvstore, taken)
+	kv := lazyKVStore{kvstore: kvstore, level: level}
+	if len(taken) == 0 {
+		kv.borders = borders(ranges, s.rangeBytes)
+	} else { // as flushes have them
+		kv.borders = Ranges(s.in.State, kvstore, s.rangeBytes)
+	}
 	for _, r := range ranges {
 		lr := lazyRange{keyRange: r}
 		r.each(func(t *manifest.Table, above bool) {
-			lr.busy = lr.busy || s.in.busy(t)
+			lr.busy = lr.busy || s.busy(t)
 			sum := &lr.lower
 			if above {
 				sum = &lr.upper
@@ -184,7 +191,7 @@ func (s *lazyStore) look(kvstore uint16) lazyKVStore {
 		for i := range lr.layers {
 			l := &lr.layers[i]
 			for _, t := range l.tables {
-				l.busy = l.busy || s.in.busy(t)
+				l.busy = l.busy || s.busy(t)
 			}
 		}
 		kv.ranges = append(kv.ranges, lr)
@@ -301,7 +308,7 @@ func (s *lazyStore) byShare() (Job, bool) {
 				switch {
 				case !above:
 					addTable(&lower, t)
-				case !s.in.busy(t):
+				case !s.busy(t):
 					addTable(&upper, t)
 				}
 			})

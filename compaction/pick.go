@@ -11,9 +11,10 @@ import (
 // Picker decides what to merge next. It is implemented by Lazy and Leveled; both
 // are pure: no I/O, no clock, nothing remembered from one call to the next.
 type Picker interface {
-	// Pick returns the next job, false when there is nothing to do. Its tables
-	// are then busy until its edit is applied or it failed; a job that failed is
-	// picked again, unless the caller leaves its tables busy.
+	// Pick returns the next job, false when there is nothing to do. The caller
+	// has it among Running until its edit is applied or it failed; one that
+	// failed is picked again, unless its bad table is fenced or it stays there
+	// for a while.
 	Pick(in Picture) (Job, bool)
 	// Boundaries are where tables that are flushed now are cut.
 	Boundaries(st *manifest.State, kvstore uint16) [][]byte
@@ -23,9 +24,12 @@ type Picker interface {
 type Picture struct {
 	State    *manifest.State
 	KVStores int
-	// Busy says that a job has the table, or that it must be left alone because
-	// it cannot be read (design R21). Nil: none is.
-	Busy func(table uint64) bool
+	// Running are the jobs whose edits are not applied yet: nothing else takes
+	// their inputs, or the keys between them.
+	Running []*Job
+	// Fenced, if set, says that a table must be left alone because it cannot be
+	// read (design R21).
+	Fenced func(table uint64) bool
 	// Idle says that nobody writes: the time to merge for space alone.
 	Idle bool
 	// Horizon is H. Garbage above it would be kept, so it is not looked for.
@@ -36,7 +40,36 @@ type Picture struct {
 	Expired func(table uint64) uint64
 }
 
-func (in *Picture) busy(t *manifest.Table) bool { return in.Busy != nil && in.Busy(t.Number) }
+// busyTables are the inputs of running jobs and what is fenced.
+func (in *Picture) busyTables() func(*manifest.Table) bool {
+	taken := map[uint64]bool{}
+	for _, j := range in.Running {
+		for _, run := range j.Inputs {
+			for _, t := range run {
+				taken[t.Number] = true
+			}
+		}
+	}
+	return func(t *manifest.Table) bool { return taken[t.Number] || in.Fenced != nil && in.Fenced(t.Number) }
+}
+
+// taken are the spans of the running jobs of a kvstore.
+func (in *Picture) taken(kvstore uint16) (all []span) {
+	for _, j := range in.Running {
+		switch {
+		case j.KVStore != kvstore:
+		case j.Move: // each table stays what it is
+			for _, run := range j.Inputs {
+				for _, t := range run {
+					all = append(all, span{t.Smallest, t.Largest})
+				}
+			}
+		default:
+			all = append(all, j.span())
+		}
+	}
+	return all
+}
 
 func (in *Picture) expired(t *manifest.Table) uint64 {
 	if in.Expired == nil || t.HighestSeqno > in.Horizon {
@@ -114,29 +147,29 @@ func (j *Job) Moved() []*manifest.Table {
 	return all
 }
 
-// span returns the lowest and the highest key of the inputs.
-func (j *Job) span() (smallest, largest []byte) {
+// span reaches from the lowest to the highest key of the inputs.
+func (j *Job) span() (s span) {
 	for _, run := range j.Inputs {
 		for _, t := range run {
-			if smallest == nil || bytes.Compare(t.Smallest, smallest) < 0 {
-				smallest = t.Smallest
+			if s.smallest == nil || bytes.Compare(t.Smallest, s.smallest) < 0 {
+				s.smallest = t.Smallest
 			}
-			if bytes.Compare(t.Largest, largest) > 0 {
-				largest = t.Largest
+			if bytes.Compare(t.Largest, s.largest) > 0 {
+				s.largest = t.Largest
 			}
 		}
 	}
-	return smallest, largest
+	return s
 }
 
 // cutAt takes those of borders, ascending, that can part the outputs.
 func (j *Job) cutAt(borders [][]byte) {
-	smallest, largest := j.span()
-	from, at := slices.BinarySearchFunc(borders, smallest, bytes.Compare)
+	s := j.span()
+	from, at := slices.BinarySearchFunc(borders, s.smallest, bytes.Compare)
 	if at {
 		from++
 	}
-	to, at := slices.BinarySearchFunc(borders, largest, bytes.Compare)
+	to, at := slices.BinarySearchFunc(borders, s.largest, bytes.Compare)
 	if at {
 		to++
 	}

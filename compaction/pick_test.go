@@ -2,6 +2,7 @@ package compaction
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,19 +16,21 @@ import (
 
 // picture is a Picture in words, one table a line:
 //
-//	12 L0.1/11 a..m 10-20 n=100 del=5 kB=64 inline=1000 expired=3 busy
+//	12 L0.1/11 a..m 10-20 n=100 del=5 kB=64 inline=1000 expired=3
 //
 // is table 12 in level 0, tier 1, run 11, with the keys a to m and the seqnos
-// 10 to 20. "kvstore 1" makes the following ones those of kvstore 1.
+// 10 to 20; "job=x" says that job x has it, "fenced" that it cannot be read.
+// "kvstore 1" makes the following ones those of kvstore 1.
 type picture struct {
 	st      manifest.State
-	busy    map[uint64]bool
+	fenced  map[uint64]bool
+	jobs    map[string]*Job // under way
 	expired map[uint64]uint64
 }
 
 func parsePicture(t *testing.T, text string) *picture {
 	t.Helper()
-	p := &picture{busy: map[uint64]bool{}, expired: map[uint64]uint64{}}
+	p := &picture{fenced: map[uint64]bool{}, jobs: map[string]*Job{}, expired: map[uint64]uint64{}}
 	number := func(s string) uint64 {
 		n, err := strconv.ParseUint(s, 10, 56)
 		if err != nil {
@@ -75,8 +78,15 @@ func parsePicture(t *testing.T, text string) *picture {
 				x.ValueBytes = number(value)
 			case "expired":
 				p.expired[x.Number] = number(value)
-			case "busy":
-				p.busy[x.Number] = true
+			case "fenced":
+				p.fenced[x.Number] = true
+			case "job":
+				j := p.jobs[value]
+				if j == nil {
+					j = &Job{KVStore: kvstore}
+					p.jobs[value] = j
+				}
+				j.add([]*manifest.Table{x})
 			default:
 				t.Fatalf("unknown word %q", w)
 			}
@@ -98,7 +108,8 @@ func parsePicture(t *testing.T, text string) *picture {
 func (p *picture) picture() Picture {
 	return Picture{
 		State: &p.st, KVStores: 2, Horizon: 1 << 30,
-		Busy:    func(n uint64) bool { return p.busy[n] },
+		Running: slices.Collect(maps.Values(p.jobs)),
+		Fenced:  func(n uint64) bool { return p.fenced[n] },
 		Expired: func(n uint64) uint64 { return p.expired[n] },
 	}
 }
@@ -204,12 +215,13 @@ func TestPick(t *testing.T) {
 					return out.String()
 				}
 				out.WriteString(j.describe() + "\n")
+				busy := in.busyTables()
 				for _, x := range slices.Concat(j.Inputs...) {
-					if p.busy[x.Number] {
+					if busy(x) {
 						d.Fatalf(t, "table %d is busy", x.Number)
 					}
-					p.busy[x.Number] = true
 				}
+				in.Running = append(in.Running, &j)
 				if !all {
 					return out.String()
 				}

@@ -180,15 +180,12 @@ func (p *player) flush(k int) {
 }
 
 func (p *player) picture(idle bool) Picture {
-	busy := map[uint64]bool{}
+	var running []*Job
 	for i := range p.running {
-		for _, x := range slices.Concat(p.running[i].Inputs...) {
-			busy[x.Number] = true
-		}
+		running = append(running, &p.running[i].Job)
 	}
 	return Picture{
-		State: &p.st, KVStores: p.kvstores, Idle: idle, Horizon: p.horizon(),
-		Busy: func(n uint64) bool { return busy[n] },
+		State: &p.st, KVStores: p.kvstores, Idle: idle, Horizon: p.horizon(), Running: running,
 		Expired: func(n uint64) (expired uint64) {
 			for _, v := range p.tables[n] {
 				if v.Meta.Expiry != 0 && v.Meta.Expiry <= p.now {
@@ -210,6 +207,7 @@ func (p *player) pick(idle bool) bool {
 	if len(j.Inputs) == 0 {
 		p.t.Fatalf("empty job %s", j.describe())
 	}
+	busy := in.busyTables()
 	var size int64
 	var entries uint64
 	for _, run := range j.Inputs {
@@ -217,7 +215,7 @@ func (p *player) pick(idle bool) bool {
 			if i > 0 && bytes.Compare(run[i-1].Largest, x.Smallest) >= 0 {
 				p.t.Fatalf("run out of order: %s", j.describe())
 			}
-			if x.KVStore != j.KVStore || in.Busy(x.Number) || p.tables[x.Number] == nil {
+			if x.KVStore != j.KVStore || busy(x) || p.tables[x.Number] == nil {
 				p.t.Fatalf("table %d is not free: %s", x.Number, j.describe())
 			}
 			size += x.FileBytes
@@ -365,7 +363,8 @@ func TestLazyPlay(t *testing.T) {
 		p := newPlayer(t, l, rapid.IntRange(1, 3).Draw(t, "kvstores"))
 		p.play()
 		p.settle(false)
-		s := lazyStore{Lazy: l.withDefaults(), in: p.picture(false), rangeBytes: l.RangeBytes(&p.st)}
+		in := p.picture(false)
+		s := lazyStore{Lazy: l.withDefaults(), in: in, busy: in.busyTables(), rangeBytes: l.RangeBytes(&p.st)}
 		var upper, lower manifest.Table
 		for k := range p.kvstores {
 			for _, r := range s.look(uint16(k)).ranges {

@@ -26,6 +26,7 @@ type keyRange struct {
 	// store that was always lazy.
 	between [][]*manifest.Table
 	last    []*manifest.Table // by key
+	busy    bool              // a job or a fenced table is in it
 }
 
 // layer is the tables of level 0 of one stretch of ages. No two of them share a
@@ -60,27 +61,47 @@ func kvstoreTables(st *manifest.State, kvstore uint16) []*manifest.Table {
 	return st.Tables[from:][:to]
 }
 
-// rangesOf returns the ranges of a kvstore by key. It takes O(n log n) of its
-// tables.
-func rangesOf(st *manifest.State, kvstore uint16) (all []keyRange, last uint8) {
+// span is a stretch of keys, both ends included.
+type span struct{ smallest, largest []byte }
+
+// rangesOf returns the ranges of a kvstore by key. taken are spans of jobs under
+// way: what they write may reach over keys between their inputs, so such a span
+// is in one range with all it touches. It takes O(n log n) of the tables.
+func rangesOf(st *manifest.State, kvstore uint16, taken []span) (all []keyRange, last uint8) {
 	tables := kvstoreTables(st, kvstore)
 	last = lastLevel(tables)
 	byKey := slices.Clone(tables)
 	slices.SortStableFunc(byKey, func(a, b *manifest.Table) int { return bytes.Compare(a.Smallest, b.Smallest) })
+	taken = slices.Clone(taken)
+	slices.SortFunc(taken, func(a, b span) int { return bytes.Compare(a.smallest, b.smallest) })
 	for len(byKey) > 0 {
-		largest, n := byKey[0].Largest, 1
-		for n < len(byKey) && bytes.Compare(byKey[n].Smallest, largest) <= 0 {
-			if bytes.Compare(byKey[n].Largest, largest) > 0 {
-				largest = byKey[n].Largest
+		r := keyRange{kvstore: kvstore, smallest: byKey[0].Smallest, largest: byKey[0].Largest}
+		n := 1
+		for grown := true; grown; {
+			grown = false
+			for len(taken) > 0 && bytes.Compare(taken[0].smallest, r.largest) <= 0 {
+				if bytes.Compare(taken[0].largest, r.smallest) >= 0 {
+					r.extend(taken[0].largest)
+					r.busy = true
+				}
+				taken, grown = taken[1:], true
 			}
-			n++
+			for n < len(byKey) && bytes.Compare(byKey[n].Smallest, r.largest) <= 0 {
+				r.extend(byKey[n].Largest)
+				n, grown = n+1, true
+			}
 		}
-		r := keyRange{kvstore: kvstore, smallest: byKey[0].Smallest, largest: largest}
 		r.sort(byKey[:n], last)
 		all = append(all, r)
 		byKey = byKey[n:]
 	}
 	return all, last
+}
+
+func (r *keyRange) extend(largest []byte) {
+	if bytes.Compare(largest, r.largest) > 0 {
+		r.largest = largest
+	}
 }
 
 // sort puts the tables of r, by key, to where they belong.
@@ -207,7 +228,7 @@ func (r *keyRange) lastBytes() (n int64) {
 // means that slices from now on are cut there; the older ones hold it together
 // until they are merged.
 func Ranges(st *manifest.State, kvstore uint16, rangeBytes int64) [][]byte {
-	all, _ := rangesOf(st, kvstore)
+	all, _ := rangesOf(st, kvstore, nil)
 	return borders(all, rangeBytes)
 }
 
