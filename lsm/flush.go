@@ -102,6 +102,9 @@ func (j *flushJob) seal(kvstores []int) error {
 				break
 			}
 			if t.first.Segment != 0 {
+				if mutant.FlushInFlight {
+					t.refs.Add(1) // never to be freed under a batch
+				}
 				p.tables = append(p.tables, t)
 				p.upTo = max(p.upTo, t.sealed)
 			}
@@ -244,7 +247,9 @@ func (j *flushJob) install() error {
 	e.ReplayFrom = db.replayFrom(&st, gone, false)
 	e.DropSegments = unneeded(&st, e)
 	if mutant.DropBeforeFlushEdit {
-		db.log.Drop(e.DropSegments)
+		for _, id := range e.DropSegments {
+			_ = db.fs.Remove(path.Join(db.dir, wal.SegmentsDir, wal.SegmentName(id, wal.SegmentLog)))
+		}
 	}
 	giveUp := func(v *view) {
 		for i := range j.parts {
