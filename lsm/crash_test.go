@@ -170,6 +170,10 @@ func (l *loop) nearChange(n int64) bool {
 	if soak() || n >= l.calls-4 {
 		return true
 	}
+	if l.sc.stride > 1 {
+		i, exact := slices.BinarySearch(l.changes, n)
+		return exact && i%l.sc.stride == 0
+	}
 	i, _ := slices.BinarySearch(l.changes, n-2)
 	return i < len(l.changes) && l.changes[i] <= n+2
 }

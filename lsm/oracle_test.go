@@ -138,7 +138,43 @@ func checkStore(db *DB) error {
 	if err := checkTableFiles(db); err != nil {
 		return err
 	}
-	return checkDead(db)
+	return errors.Join(checkAges(db), checkDead(db))
+}
+
+// checkAges: what memtables hold of a kvstore is newer than what was flushed,
+// and its runs follow each other in age (design R3, R14).
+func checkAges(db *DB) error {
+	db.edits.mu.Lock() // the view is that of the state
+	st := db.edits.log.State()
+	pinned := db.pin()
+	db.edits.mu.Unlock()
+	defer pinned.release()
+	for k := range db.kvstores {
+		flushed := st.FlushedSeqno(uint16(k))
+		for _, t := range pinned.tables[k] {
+			it := t.NewIter(nil, nil)
+			for ok := it.First(); ok; ok = it.Next() {
+				if q := it.Version().Seqno; q <= flushed {
+					return fmt.Errorf("kvstore %d was flushed up to seqno %d, and has %d in memory", k, flushed, q)
+				}
+			}
+			if err := errors.Join(it.Error(), it.Close()); err != nil {
+				return err
+			}
+		}
+		above := flushed + 1
+		for _, r := range pinned.version.runs[k] { // newest first
+			lowest := above
+			for _, f := range r.files {
+				if f.meta.HighestSeqno >= above {
+					return fmt.Errorf("kvstore %d: table %06d has seqno %d, at or above %d", k, f.meta.Number, f.meta.HighestSeqno, above)
+				}
+				lowest = min(lowest, f.meta.LowestSeqno)
+			}
+			above = lowest
+		}
+	}
+	return nil
 }
 
 // checkTableFiles: the directory of tables has what the manifest names, and
@@ -165,7 +201,7 @@ func checkTableFiles(db *DB) error {
 		if len(extra) == 0 {
 			return nil
 		}
-		if time.Since(start) > 20*time.Second {
+		if time.Since(start) > 10*time.Second {
 			return fmt.Errorf("files %v are named by nothing", extra)
 		}
 	}

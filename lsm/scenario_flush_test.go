@@ -55,6 +55,7 @@ func orphans(t *testing.T, o Options) (*memfs.FS, *history) {
 	p := newPlayer(disk, o, newHistory("a"))
 	p.open()
 	mixed(p)
+	p.background(0) // which registers segments
 	p.during(vfs.OpSync, "MANIFEST-*", func() error { disk.Crash(); return nil })
 	_ = p.db.Flush()
 	p.close()
@@ -121,8 +122,9 @@ var flushScenarios = []*scenario{
 		},
 	},
 	{
-		name: "flush of several kvstores",
-		base: closed(few, "a"),
+		name:   "flush of several kvstores",
+		stride: 2,
+		base:   closed(few, "a"),
 		options: func(o *Options) {
 			o.VBuckets, o.KVStores = 16, 4
 		},
@@ -223,6 +225,7 @@ var flushScenarios = []*scenario{
 	},
 	{
 		name:    "writers and flushes at once",
+		stride:  3,
 		clients: []string{"a", "b", "c"},
 		base:    closed(few, "a", "b", "c"),
 		options: func(o *Options) { o.VBuckets, o.KVStores, o.Flushers, o.LogInflight = 8, 4, 2, 2 },
@@ -336,11 +339,13 @@ var flushScenarios = []*scenario{
 			p.write(0, "k1", "k4:100")
 			p.during(vfs.OpSyncDir, "idx", func() error {
 				p.write(0, "k5:100")
+				fill(p, 3) // the segment of what is being flushed goes with the clear
 				p.clear()
 				p.write(0, "k2:70")
 				return nil
 			})
 			p.flush(0)
+			p.sees("flush that goes on after a clear", func(s Stats) bool { return s.FlushesFailed == 0 })
 			p.verify()
 			p.store()
 			p.write(0, "k1")
@@ -377,6 +382,7 @@ var flushScenarios = []*scenario{
 	},
 	{
 		name:    "flush during replay",
+		stride:  3,
 		base:    longLog,
 		options: loadable,
 		play: func(p *player) {
@@ -390,6 +396,7 @@ var flushScenarios = []*scenario{
 	},
 	{
 		name:    "flush during replay, twice",
+		stride:  8,
 		base:    longLog,
 		options: loadable,
 		play: func(p *player) {
@@ -412,8 +419,9 @@ var flushScenarios = []*scenario{
 		sparse:  true,
 	},
 	{
-		name: "flush that makes several tables",
-		base: closed(few, "a"),
+		name:   "flush that makes several tables",
+		stride: 3,
+		base:   closed(few, "a"),
 		options: func(o *Options) {
 			o.InlineLimit, o.TableBytes = 4*kib, 32*kib
 		},
@@ -517,10 +525,11 @@ var flushScenarios = []*scenario{
 		sparse:  true,
 	},
 	{
-		name: "writers that fill the write cache",
-		base: closed(few, "a"),
+		name:   "writers that fill the write cache",
+		stride: 3,
+		base:   closed(few, "a"),
 		options: func(o *Options) {
-			o.InlineLimit, o.WriteCache = 4*kib, small
+			o.InlineLimit, o.WriteCache, o.KVStores = 4*kib, small, 4
 		},
 		play: func(p *player) {
 			p.open()

@@ -28,6 +28,9 @@ type scenario struct {
 	// discards says that some crash must leave a torn group with a later one
 	// intact.
 	discards bool
+	// stride leaves calls out of the crash and kill loops: one of so many that
+	// change the disk is taken. It is for scenarios that make many like ones.
+	stride int
 	// sparse scenarios are left out of the fault loops: others cross the same
 	// calls.
 	sparse bool
