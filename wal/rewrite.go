@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sort"
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/vfs"
@@ -65,6 +66,24 @@ type VictimResult struct {
 	Kept, Dropped DocumentCount
 	// PassedOver counts the other records: inline values, tombstones, clears.
 	PassedOver int
+	// Moved says where the kept ones are: one range an output, by rising seqnos.
+	// What addresses in this segment are forwarded to (design R8).
+	Moved []MovedRange
+}
+
+// MovedRange is the seqnos of the first and the last document of a victim that
+// an output took over. It may hold others between them.
+type MovedRange struct {
+	Segment     entry.SegmentID
+	First, Last entry.Seqno
+}
+
+func (v *VictimResult) moved(to entry.SegmentID, seqno entry.Seqno) {
+	if n := len(v.Moved); n > 0 && v.Moved[n-1].Segment == to {
+		v.Moved[n-1].Last = seqno
+		return
+	}
+	v.Moved = append(v.Moved, MovedRange{to, seqno, seqno})
 }
 
 // RewriteOutput is one new segment. Its file is complete and durable, its name
@@ -96,6 +115,19 @@ func (r *RewriteResult) Segments() []*Segment {
 		all = append(all, r.Outputs[i].Segment)
 	}
 	return all
+}
+
+// Find returns the output that the document of seqno was copied to; ok is false
+// when it was not kept. A seqno that died while it was copied is dead there now
+// (design R7).
+func (r *RewriteResult) Find(seqno entry.Seqno) (id entry.SegmentID, ok bool) {
+	i := sort.Search(len(r.Outputs), func(i int) bool { return r.Outputs[i].Last >= seqno })
+	if i == len(r.Outputs) {
+		return 0, false
+	}
+	out := &r.Outputs[i]
+	_, ok = out.Segment.index.Load().Lookup(seqno)
+	return out.ID, ok
 }
 
 // Discard closes and removes the files of outputs that were not handed to a
@@ -259,7 +291,11 @@ func (w *rewrite) document(s *rewriteSource) error {
 		return nil
 	}
 	s.res.Kept.add(len(s.raw))
-	return w.out.add(r.Seqno, s.raw)
+	if err := w.out.add(r.Seqno, s.raw); err != nil {
+		return err
+	}
+	s.res.moved(w.out.id, r.Seqno)
+	return nil
 }
 
 // left is how many bytes of the victims may still have to be copied.

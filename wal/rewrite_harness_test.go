@@ -2,6 +2,7 @@ package wal
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -141,19 +142,29 @@ func (r *rewriteBench) checkCounts(res *RewriteResult, victims []RewriteVictim, 
 	for i, v := range victims {
 		got := res.Victims[i]
 		want := VictimResult{ID: v.ID, PassedOver: got.PassedOver}
+		var moved []entry.Seqno
 		for seqno := range of {
 			d := r.docs[seqno]
 			if d.segment != v.ID {
 				continue
 			}
 			n := RecordBytes(len(d.key), d.meta, len(d.value), true)
+			if _, found := res.Find(seqno); found != keep(seqno) {
+				t.Fatalf("seqno %d: found %v, kept %v", seqno, found, keep(seqno))
+			}
 			if keep(seqno) {
 				want.Kept.add(n)
+				moved = append(moved, seqno)
 			} else {
 				want.Dropped.add(n)
 			}
 		}
-		if got != want {
+		slices.Sort(moved)
+		for _, seqno := range moved {
+			to, _ := res.Find(seqno)
+			want.moved(to, seqno)
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Fatalf("victim %+v, want %+v", got, want)
 		}
 		kept += want.Kept.Documents
