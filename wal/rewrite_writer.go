@@ -7,6 +7,7 @@ import (
 	"path"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/mutant"
 	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 )
@@ -82,7 +83,9 @@ func (o *rewriteWriter) add(seqno entry.Seqno, raw []byte) error {
 	start := len(b)
 	b = append(b, raw...)
 	off := o.off + uint32(start)
-	FinishDocument(b[start:], &o.w.o.Secret, o.id, off, seqno)
+	if !mutant.KeepMovedSum {
+		FinishDocument(b[start:], &o.w.o.Secret, o.id, off, seqno)
+	}
 	o.index.Add(seqno, off)
 	if o.docs.Documents == 0 {
 		o.first = seqno
@@ -290,7 +293,7 @@ func (o *rewriteWriter) writeEnds(foot []byte, bytes int64) error {
 	if err := o.file.Truncate(bytes); err != nil {
 		return fmt.Errorf("cut segment %s to %d: %w", o.name, bytes, err)
 	}
-	if err := o.file.Sync(); err != nil {
+	if err := mutant.Skip(mutant.SkipMovedSync, o.file.Sync); err != nil {
 		return fmt.Errorf("sync segment %s: %w", o.name, err)
 	}
 	return nil

@@ -37,8 +37,10 @@ var caughtBy = map[string]string{
 	"InstallBeforeEdit":    "TestCrashLoop/disk_full",
 	"KeepFailedTables":     "TestCrashLoop/disk_full",
 	"KeepTornTail":         "TestCrashLoop/recovery_after_a_torn_tail",
+	"KeepMovedSum":         "TestG8_RewriteCrashAtEveryCall",
 	"LateRegister":         "TestCrashLoop/single_write",
 	"LiveCountsAsDead":     "TestCrashLoop/flush_of_small_and_large",
+	"MoveUnverified":       "TestR21_RewriteNamesWhatIsDamaged",
 	"NoSeqnoJump":          "TestCrashLoop/single_write",
 	"OldestRunFirst":       "TestCrashLoop/two_flushes",
 	"OrphansIncludeNamed":  "TestCrashLoop/two_flushes",
@@ -55,6 +57,8 @@ var caughtBy = map[string]string{
 	"SkipCurrentSync":      "TestCrashLoop/switch_of_the_manifest",
 	"SkipGroupSync":        "TestCrashLoop/single_write",
 	"SkipManifestSync":     "TestCrashLoop/segment_roll",
+	"SkipMovedDirSync":     "TestG8_RewriteCrashAtEveryCall",
+	"SkipMovedSync":        "TestG8_RewriteCrashAtEveryCall",
 	"SkipNewManifestSync":  "TestCrashLoop/switch_of_the_manifest",
 	"SkipReplaySync":       "TestKillLoop/single_write",
 	"SkipSealSync":         "TestCrashLoop/seal_with_footer",
@@ -72,7 +76,11 @@ var caughtBy = map[string]string{
 
 // loopsOf names the package of a loop that is not in lsm.
 var loopsOf = map[string]string{
+	"KeepMovedSum":      "fluxkv/wal",
+	"MoveUnverified":    "fluxkv/wal",
 	"RotationLosesTail": "fluxkv/internal/manifest",
+	"SkipMovedDirSync":  "fluxkv/wal",
+	"SkipMovedSync":     "fluxkv/wal",
 	"SkipTailSync":      "fluxkv/internal/manifest",
 }
 
@@ -87,7 +95,11 @@ func TestLoopsNotice(t *testing.T) {
 		names = []string{"AckBeforeSync", "SkipSegmentDirSync"}
 	}
 	binaries := map[string]string{}
-	for pkg, loop := range map[string]string{"fluxkv/lsm": "Test(Crash|Kill)Loop/(single_write|^flush$)", "fluxkv/internal/manifest": "TestCrashAtEveryCall/edits_while"} {
+	for pkg, loop := range map[string]string{
+		"fluxkv/lsm":               "Test(Crash|Kill)Loop/(single_write|^flush$)",
+		"fluxkv/internal/manifest": "TestCrashAtEveryCall/edits_while",
+		"fluxkv/wal":               "Test(G8_RewriteCrash|R21_Rewrite)",
+	} {
 		binary := filepath.Join(t.TempDir(), "loops.test")
 		build := exec.Command("go", "test", "-c", "-tags", "mutants", "-o", binary, pkg)
 		if out, err := build.CombinedOutput(); err != nil {

@@ -57,4 +57,8 @@ const (
 	SkipUnreadableTable  = false
 	SpillAlwaysBottom    = false
 	SpillReplayFromEnd   = false
+	KeepMovedSum         = false
+	MoveUnverified       = false
+	SkipMovedDirSync     = false
+	SkipMovedSync        = false
 )

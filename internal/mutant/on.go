@@ -128,4 +128,12 @@ var (
 	SpillAlwaysBottom = on("SpillAlwaysBottom")
 	// SpillReplayFromEnd lets replay start behind what recovery holds in memory.
 	SpillReplayFromEnd = on("SpillReplayFromEnd")
+	// KeepMovedSum copies documents with the sums of where they stood.
+	KeepMovedSum = on("KeepMovedSum")
+	// MoveUnverified copies documents of a victim whose sums are wrong, and makes them right.
+	MoveUnverified = on("MoveUnverified")
+	// SkipMovedDirSync names outputs of garbage collection whose directory was not synced.
+	SkipMovedDirSync = on("SkipMovedDirSync")
+	// SkipMovedSync names outputs of garbage collection that were not synced.
+	SkipMovedSync = on("SkipMovedSync")
 )
