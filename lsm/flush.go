@@ -229,7 +229,9 @@ func (j *flushJob) install() error {
 	db.edits.mu.Lock()
 	defer db.edits.mu.Unlock()
 	st := db.edits.log.State()
-	if st.ClearSeqno != 0 && st.ClearSeqno <= db.horizon() && j.holdsVersionAt(st.ClearSeqno) && !mutant.IgnoreOvertaking {
+	// Not the manifest's clear: one that is not recorded yet has let go of its
+	// memtables already, and the edit of another flush of their segments.
+	if c := db.current.Load().clearFor(db.horizon()); c != 0 && j.holdsVersionAt(c) && !mutant.IgnoreOvertaking {
 		return errOvertaken
 	}
 	e := &manifest.Edit{}

@@ -1,6 +1,7 @@
 package lsm
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -265,6 +266,58 @@ func TestR13_ClearOvertakesAFlush(t *testing.T) {
 		t.Errorf("the cleared document: %v", err)
 	}
 	want(t, db, "new", "value")
+	if st := db.edits.log.State(); len(st.Tables) != 1 || st.Tables[0].Entries != 1 {
+		t.Errorf("the tables are %+v, want one with one version", st.Tables)
+	}
+}
+
+// TestR13_ClearOvertakesAFlushBeforeItIsRecorded: a clear is durable and has let
+// go of the memtables, but is not in the manifest yet. The edit of one flush then
+// drops the segments of what was cleared; another flush, begun before the clear,
+// named them.
+func TestR13_ClearOvertakesAFlushBeforeItIsRecorded(t *testing.T) {
+	disk := memfs.New()
+	o := tinyOptions()
+	o.VBuckets, o.KVStores, o.FS, o.flushOnDemand = 2, 2, disk, true
+	db := mustOpen(t, "data", o)
+	defer db.Close()
+	for i := range 10 { // for more than one segment
+		set(t, db, keyOf(db, 1, i), strings.Repeat("v", 10_000))
+	}
+	started, resume := make(chan struct{}), make(chan struct{})
+	var met atomic.Bool
+	disk.SetHook(func(op memfs.Op) error {
+		if op.Kind == vfs.OpCreate && strings.HasSuffix(op.Name, ".sst") && !met.Swap(true) {
+			close(started)
+			<-resume
+		}
+		return nil
+	})
+	flushed := make(chan error, 1)
+	go func() { flushed <- db.flush(context.Background(), []int{1}) }()
+	<-started
+	// The steps of Clear up to its edit.
+	db.clears.mu.Lock()
+	defer db.clears.mu.Unlock()
+	seqno, err := db.placeClear()
+	if err == nil {
+		err = db.waitDurable(seqno, true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.retireCleared()
+	set(t, db, keyOf(db, 0, 0), "value")
+	if err := db.flush(context.Background(), []int{0}); err != nil {
+		t.Error(err)
+	}
+	close(resume)
+	if err := <-flushed; err != nil {
+		t.Error(err)
+	}
+	if err := db.recordClear(seqno); err != nil {
+		t.Error(err)
+	}
 	if st := db.edits.log.State(); len(st.Tables) != 1 || st.Tables[0].Entries != 1 {
 		t.Errorf("the tables are %+v, want one with one version", st.Tables)
 	}
