@@ -24,6 +24,9 @@ type RewriteOptions struct {
 	// SegmentBytes is where an output ends, in bytes, its footer not counted. A
 	// document that is larger gets an output of its own.
 	SegmentBytes int64
+	// Verify has outputs read again when they are synced, before the victims can
+	// be given up (reliability rule S6). It costs a read of every byte written.
+	Verify bool
 	// NextID returns an id never used before.
 	NextID func() entry.SegmentID
 	// Pace, if set, is called before each read and each write with its bytes,
@@ -104,8 +107,8 @@ type RewriteOutput struct {
 type RewriteResult struct {
 	Outputs []RewriteOutput // by rising seqnos, which do not overlap
 	Victims []VictimResult  // as they were given
-	// Bytes read from victims and written to outputs, headers, padding and
-	// footers included.
+	// Bytes read, of outputs too when they are verified, and written, headers,
+	// padding and footers included.
 	ReadBytes, WrittenBytes int64
 }
 
@@ -143,6 +146,10 @@ func (r *RewriteResult) Discard(fs vfs.FS) error {
 	r.Outputs = nil
 	return errors.Join(errs...)
 }
+
+// ErrOutput: an output was not read as it was written. The victims are not to
+// blame; the error is no *CorruptError.
+var ErrOutput = errors.New("wal: output of a rewrite is damaged")
 
 // Rewrite reads the groups of victims, of either kind, merges their separated
 // documents by seqno, and copies those that keep wants into new segments of kind
@@ -308,6 +315,25 @@ func (w *rewrite) left() int64 {
 		}
 	}
 	return n
+}
+
+// verify reads an output as if it were a victim.
+func (w *rewrite) verify(out *RewriteOutput) error {
+	if !w.o.Verify {
+		return nil
+	}
+	s := &rewriteSource{w: w, v: RewriteVictim{ID: out.ID, Kind: SegmentGC, End: out.End}, res: new(VictimResult)}
+	err := s.open()
+	if err == nil {
+		err = s.compare(out.Segment.index.Load())
+	}
+	if cerr := s.close(); err == nil {
+		err = cerr
+	}
+	if errors.Is(err, ErrCorrupt) {
+		err = fmt.Errorf("%w: %v", ErrOutput, err)
+	}
+	return err
 }
 
 func (w *rewrite) pace(bytes int) {

@@ -129,6 +129,7 @@ func TestF1_RewriteFaultAtEveryCall(t *testing.T) {
 			t.Run(fmt.Sprint(fault, " once ", once), func(t *testing.T) {
 				mem := memfs.New()
 				r := faultBench(t, mem)
+				r.verify = once
 				for n := 1; ; n++ {
 					disk := faultfs.Wrap(mem)
 					fs := &openFiles{FS: disk}

@@ -33,6 +33,7 @@ type rewriteBench struct {
 	live   []RewriteVictim // segments that exist
 	sizes  rewriteSizes
 	direct bool
+	verify bool
 }
 
 func newRewriteBench(t testing.TB, fs vfs.FS) *rewriteBench {
@@ -41,7 +42,7 @@ func newRewriteBench(t testing.TB, fs vfs.FS) *rewriteBench {
 
 func (r *rewriteBench) options(align int, segmentBytes int64) RewriteOptions {
 	return RewriteOptions{
-		FS: r.fs, Dir: "db", Secret: testSecret, StoreID: testStoreID, Align: align, Direct: r.direct, SegmentBytes: segmentBytes,
+		FS: r.fs, Dir: "db", Secret: testSecret, StoreID: testStoreID, Align: align, Direct: r.direct, SegmentBytes: segmentBytes, Verify: r.verify,
 		NextID: func() entry.SegmentID { r.nextID++; return r.nextID },
 	}
 }

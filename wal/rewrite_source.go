@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/mutant"
@@ -110,6 +111,25 @@ func (s *rewriteSource) advance() error {
 			return err
 		}
 	}
+}
+
+// compare reads all documents and finds them where the index says.
+func (s *rewriteSource) compare(x *SeqnoIndex) error {
+	if err := s.advance(); err != nil {
+		return err
+	}
+	for seqno, off := range x.All() {
+		if s.done || s.rec.Seqno != seqno || s.rec.Address.Offset != off {
+			return corrupt(path.Join(s.w.o.Dir, SegmentsDir, SegmentName(s.v.ID, s.v.Kind)), int64(off), "not the document of seqno %d", seqno)
+		}
+		if err := s.advance(); err != nil {
+			return err
+		}
+	}
+	if !s.done {
+		return corrupt(s.f.name, int64(s.rec.Address.Offset), "document of seqno %d is not in the index", s.rec.Seqno)
+	}
+	return nil
 }
 
 // group reads the next group, which there must be.

@@ -268,7 +268,7 @@ func (o *rewriteWriter) finish() error {
 		ID: o.id, End: o.off, First: o.first, Last: o.last, FileBytes: bytes, Documents: o.docs, Segment: s,
 	})
 	o.file = nil
-	return nil
+	return o.w.verify(&o.w.res.Outputs[len(o.w.res.Outputs)-1])
 }
 
 // writeEnds writes footer and header, cuts the file and syncs it.
