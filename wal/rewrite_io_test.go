@@ -2,6 +2,7 @@ package wal
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"path"
 	"runtime"
@@ -266,5 +267,41 @@ func BenchmarkRewrite(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestR09_OutputsAreNotReplayed: a scan of the log looks at no output, and an
+// output is not taken for a segment of the log, under its own name or another.
+func TestR09_OutputsAreNotReplayed(t *testing.T) {
+	fs := memfs.New()
+	r := newRewriteBench(t, fs)
+	b := newLogBuilder(t, fs, 512, 1<<16)
+	for id := entry.SegmentID(1); id <= 3; id++ {
+		b.roll(id)
+		b.sets(5, 500)
+		b.seal(true, true)
+	}
+	r.take(b)
+	r.rewrite(r.options(512, 1<<16), r.victims(1, 2), func(entry.Seqno) bool { return true })
+	fs.ResetCounts()
+	got := collect(t, b.options())
+	wantSeqnos(t, got, 1, 15)
+	if n := fs.Count("*.gc.seg"); n != 0 {
+		t.Errorf("%d calls for outputs", n)
+	}
+	gc := path.Join("db", SegmentsDir, SegmentName(1001, SegmentGC))
+	for _, as := range []entry.SegmentID{1001, 4} {
+		o := b.options()
+		o.Segments = append(slices.Clone(o.Segments), ScanSegment{ID: as})
+		if got := collect(t, o); !errors.Is(got.err, ErrCorrupt) {
+			t.Errorf("output as segment %d: %v", as, got.err)
+		}
+		if n, err := HighestSeqno(t.Context(), o, as); err == nil && n != 0 {
+			t.Errorf("output as segment %d has seqno %d", as, n)
+		}
+		name := path.Join("db", SegmentsDir, SegmentName(4, SegmentLog))
+		if as == 1001 {
+			b.ok(fs.Rename(gc, name))
+		}
 	}
 }
