@@ -190,6 +190,8 @@ func TestPick(t *testing.T) {
 					MergeShare: take("f", 0), SpaceAmp: take("sa", 0), Slices: int(take("slices", 0)), RunsMax: int(take("runs", 0)),
 					TableBytes: int64(take("table", 20_000)), RangeBytesMin: int64(take("range", 40_000)), FloorBytes: int64(take("floor", -1)),
 				}
+			case "leveled":
+				picker = Leveled{L0Tables: int(take("l0", 0)), BaseLevelBytes: int64(take("base", 100_000)), LevelMultiplier: int(take("x", 0))}
 			case "ranges":
 				var names []string
 				for _, k := range Ranges(in.State, 0, int64(take("bytes", 0))) {

@@ -337,9 +337,11 @@ func (p *player) settle(idle bool) {
 	for len(p.running) > 0 {
 		p.finish(0)
 	}
-	// Each merge of slices is at most one a run; each into the last level
-	// empties a range, or cleans a table.
-	limit := 10 + 4*len(p.st.Tables)
+	// Each job makes runs fewer, moves tables down, or cleans one.
+	limit := 10
+	for _, x := range p.st.Tables {
+		limit += 8 * int(x.Entries)
+	}
 	for n := 0; p.pick(idle); n++ {
 		if n > limit {
 			p.t.Fatalf("still busy after %d jobs: %s", n, p.running[0].describe())
@@ -391,6 +393,58 @@ func TestLazyPlay(t *testing.T) {
 				if all := r.upper.Entries + r.lower.Entries; float64(r.garbage) >= idleShare*float64(all) {
 					t.Fatalf("idle with %d of %d entries known to be garbage", r.garbage, all)
 				}
+			}
+		}
+	})
+}
+
+// TestLeveledPlay is TestLazyPlay for the other shape, on what the lazy one left
+// sometimes.
+func TestLeveledPlay(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := Leveled{
+			L0Tables: rapid.IntRange(1, 4).Draw(t, "level 0"), LevelMultiplier: rapid.IntRange(2, 4).Draw(t, "multiplier"),
+			BaseLevelBytes: int64(rapid.SampledFrom([]int{1, 10, 60}).Draw(t, "base")) * bytesOfVersion,
+		}
+		lazy := Lazy{TableBytes: 20 * bytesOfVersion, RangeBytesMin: 20 * bytesOfVersion, FloorBytes: -1}
+		p := newPlayer(t, l, rapid.IntRange(1, 3).Draw(t, "kvstores"))
+		for range rapid.IntRange(0, 2).Draw(t, "changes of shape") {
+			p.picker = lazy
+			p.play()
+			for len(p.running) > 0 {
+				p.finish(0)
+			}
+			p.picker = l
+			p.play()
+			for len(p.running) > 0 {
+				p.finish(0)
+			}
+		}
+		p.play()
+		p.settle(false)
+		in := p.picture(false)
+		s := leveledStore{Leveled: l, in: in, busy: in.busyTables()}
+		for k := range p.kvstores {
+			for _, r := range s.level0(uint16(k)) {
+				if len(r.layers) >= l.L0Tables {
+					t.Fatalf("%d runs in level 0, %d merge", len(r.layers), l.L0Tables)
+				}
+			}
+			for level := uint8(1); level < levelMax; level++ {
+				if n := s.free(uint16(k), level); float64(n) > l.levelBytes(level) {
+					t.Fatalf("%d bytes in level %d, %v allowed", n, level, l.levelBytes(level))
+				}
+			}
+		}
+		p.snapshots = nil
+		for k := range p.kvstores {
+			p.flush(k)
+		}
+		p.settle(true)
+		in = p.picture(true)
+		for _, x := range p.st.Tables {
+			if x.Level > 0 && float64(in.droppable(x)+in.expired(x)) >= idleShare*float64(x.Entries) {
+				t.Fatalf("idle with %d tombstones and %d expired of %d entries", x.Tombstones, in.expired(x), x.Entries)
 			}
 		}
 	})

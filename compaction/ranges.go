@@ -70,6 +70,11 @@ type span struct{ smallest, largest []byte }
 func rangesOf(st *manifest.State, kvstore uint16, taken []span) (all []keyRange, last uint8) {
 	tables := kvstoreTables(st, kvstore)
 	last = lastLevel(tables)
+	return group(kvstore, tables, last, taken), last
+}
+
+// group is rangesOf for some tables of a kvstore, in any order.
+func group(kvstore uint16, tables []*manifest.Table, last uint8, taken []span) (all []keyRange) {
 	byKey := slices.Clone(tables)
 	slices.SortStableFunc(byKey, func(a, b *manifest.Table) int { return bytes.Compare(a.Smallest, b.Smallest) })
 	taken = slices.Clone(taken)
@@ -95,7 +100,12 @@ func rangesOf(st *manifest.State, kvstore uint16, taken []span) (all []keyRange,
 		all = append(all, r)
 		byKey = byKey[n:]
 	}
-	return all, last
+	return all
+}
+
+// meets reports whether two spans share a key.
+func (s span) meets(o span) bool {
+	return bytes.Compare(s.smallest, o.largest) <= 0 && bytes.Compare(o.smallest, s.largest) <= 0
 }
 
 func (r *keyRange) extend(largest []byte) {
