@@ -1,6 +1,9 @@
 package offheap
 
-import "fmt"
+import (
+	"fmt"
+	"sync/atomic"
+)
 
 // AlignBytes is the alignment of everything Map and AlignedBuffer return: the
 // page size, which is also what direct I/O asks for.
@@ -14,6 +17,15 @@ const hugeBytes = 2 << 20
 // 128 TiB of address space, so rounding up cannot overflow.
 const mapBytesMax = 1 << 40
 
+// mapped is what Map handed out and Unmap did not get back.
+var mapped atomic.Int64
+
+// Mapped returns the bytes of all maps of the process that were not given back,
+// as asked for: pages that were never touched count, rounding does not. It is
+// safe for concurrent use. In race builds it counts although the memory is the
+// collector's.
+func Mapped() int64 { return mapped.Load() }
+
 // Map returns n zero bytes outside the Go heap, 1 <= n <= 1 TiB, aligned to
 // AlignBytes. Pages are backed when first touched; nothing is reserved before,
 // so running out of memory shows at the touch. From 2 MiB on the memory is
@@ -23,7 +35,11 @@ func Map(n int) ([]byte, error) {
 	if n <= 0 || n > mapBytesMax {
 		return nil, fmt.Errorf("offheap: map of %d bytes is out of range", n)
 	}
-	return mapBytes(n)
+	b, err := mapBytes(n)
+	if err == nil {
+		mapped.Add(int64(n))
+	}
+	return b, err
 }
 
 // Unmap gives memory of Map back. No slice of it may be used afterwards. An
@@ -32,6 +48,7 @@ func Unmap(b []byte) {
 	if cap(b) == 0 {
 		return
 	}
+	mapped.Add(-int64(cap(b)))
 	unmapBytes(b[:cap(b)])
 }
 

@@ -37,6 +37,42 @@ func TestMapRefusesSizesOutOfRange(t *testing.T) {
 	Unmap(nil)
 }
 
+func TestMappedCountsMaps(t *testing.T) {
+	before := Mapped()
+	var maps [][]byte
+	sum := int64(0)
+	for _, n := range []int{1, 4096, 4097, hugeBytes + 1} {
+		b, err := Map(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		maps = append(maps, b[:1]) // a part of it gives all of it back
+		sum += int64(n)
+		if got := Mapped() - before; got != sum {
+			t.Errorf("%d bytes mapped, want %d", got, sum)
+		}
+	}
+	if _, err := Map(0); err == nil || Mapped()-before != sum {
+		t.Errorf("a map that was refused counts: %d bytes, want %d", Mapped()-before, sum)
+	}
+	a, err := NewArena(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := Mapped() - before - sum; got != 1<<20 {
+		t.Errorf("an arena of %d bytes counts %d", 1<<20, got)
+	}
+	a.Free()
+	a.Free()
+	for _, b := range maps {
+		Unmap(b)
+	}
+	Unmap(nil)
+	if got := Mapped() - before; got != 0 {
+		t.Errorf("%d bytes left", got)
+	}
+}
+
 func TestMapIsBackedLazily(t *testing.T) {
 	if raceBuild {
 		t.Skip("the race build takes Go heap")
