@@ -30,7 +30,7 @@ type RewriteOptions struct {
 	// NextID returns an id never used before.
 	NextID func() entry.SegmentID
 	// Pace, if set, is called before each read and each write with its bytes,
-	// at most 1 MiB unless a single document is larger, and may sleep. It is
+	// at most 1 MiB unless a document or a footer is larger, and may sleep. It is
 	// called by the goroutine that called Rewrite.
 	Pace func(bytes int)
 }
@@ -166,7 +166,7 @@ var ErrOutput = errors.New("wal: output of a rewrite is damaged")
 // A victim that cannot be read as it was written is a *CorruptError with file
 // and offset.
 //
-// Memory: two groups of 1 MiB; for each victim whose seqnos the merge has reached
+// Memory: two groups of 1 MiB, or of one larger document; for each victim whose seqnos the merge has reached
 // and not passed, 512 KiB or its largest group rounded up; and 12 bytes for each
 // document of the output at hand, plus its index. Victims whose seqnos do not
 // overlap, such as segments of the log, are in memory one after another.

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"path"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/vfs"
@@ -304,4 +307,28 @@ func TestR09_OutputsAreNotReplayed(t *testing.T) {
 			b.ok(fs.Rename(gc, name))
 		}
 	}
+}
+
+// TestRewriteLeavesRoomForTheIndex: no index is larger than what a segment below
+// 4 GiB keeps free for it, however far seqnos and offsets lie apart.
+func TestRewriteLeavesRoomForTheIndex(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		n := rapid.IntRange(1, 2000).Draw(rt, "documents")
+		seqnoGap := rapid.Uint64Range(1, uint64(entry.MaxSeqno)/uint64(n)).Draw(rt, "seqno gap")
+		offsetGap := rapid.Uint32Range(1, math.MaxUint32/uint32(n+1)).Draw(rt, "offset gap")
+		index := NewIndexBuilder(n)
+		for i := range n {
+			index.Add(entry.Seqno(1+uint64(i)*seqnoGap), uint32(i+1)*offsetGap)
+		}
+		const end = 1 << 30
+		foot := EncodeFooter(nil, Footer{Segment: 1, End: end, First: 1, Last: entry.MaxSeqno}, index, 512, &testSecret)
+		o := rewriteWriter{w: &rewrite{o: &RewriteOptions{Align: 512, SegmentBytes: MaxSegmentBytes}}}
+		o.docs.Documents = n - 1
+		if last := int64(MaxSegmentBytes - len(foot)); o.indexFits(last + 512) {
+			rt.Fatalf("an index of %d documents in %d bytes is said to fit behind %d", n, len(foot), last+512)
+		}
+		if o.fits(MaxSegmentBytes, 1) || !o.fits(end, 1<<20) {
+			rt.Fatal("wrong bounds")
+		}
+	})
 }
