@@ -103,6 +103,9 @@ type Options struct {
 	// writeCacheMin is lowered by tests so that a few writes fill the cache;
 	// default 1 MiB.
 	writeCacheMin int64
+	// manifestBytesMin is lowered by tests so that a few edits make a new
+	// manifest; 0 is its default.
+	manifestBytesMin int64
 	// flushOnDemand keeps the scheduler from starting flushes by itself: only
 	// Flush, an idle store and a stalled writer make it. For tests that must do
 	// the same in each run.

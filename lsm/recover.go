@@ -230,6 +230,7 @@ func (r *recoverer) manifest() error {
 	if err != nil {
 		return err
 	}
+	l.RotateFrom(db.o.manifestBytesMin)
 	db.edits.log = l
 	r.state = st
 	r.cleared.Store(uint64(st.ClearSeqno))

@@ -36,15 +36,16 @@ type Log struct {
 	state State
 	// file is the manifest being appended to; nil after Open until the first
 	// Apply has started a new one (W6: its old tail may be torn).
-	file     vfs.File
-	end      int64  // where the next record goes; all bytes before it are synced
-	rotateAt int64  // length at which the file is replaced
-	promised bool   // the last record is a bare promise, or the first one
-	rec      []byte // the last record, kept for its space
-	poison   error  // the cause, once a write to the manifest failed half-way
-	closed   bool
-	rotation *rotation  // under way, nil when none is
-	rotated  *sync.Cond // on mu: rotation became nil
+	file      vfs.File
+	end       int64  // where the next record goes; all bytes before it are synced
+	rotateAt  int64  // length at which the file is replaced
+	rotateMin int64  // in place of rotateBytesMin, unless 0
+	promised  bool   // the last record is a bare promise, or the first one
+	rec       []byte // the last record, kept for its space
+	poison    error  // the cause, once a write to the manifest failed half-way
+	closed    bool
+	rotation  *rotation  // under way, nil when none is
+	rotated   *sync.Cond // on mu: rotation became nil
 }
 
 func newLog(fs vfs.FS, dir string, secret [16]byte) *Log {

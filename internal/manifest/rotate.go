@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 
@@ -61,6 +62,15 @@ func (l *Log) nextManifestLocked(st State) State {
 	st.Manifest = l.NextFileNumber()
 	st.NextFileNumber = l.nextFile.Load()
 	return st
+}
+
+// RotateFrom sets the least length in bytes at which the manifest is replaced by
+// a new one, from the next replacement on; 0 is the default, 1 MiB. Tests lower
+// it so that a few edits get there.
+func (l *Log) RotateFrom(bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rotateMin = bytes
 }
 
 // rotate carries out a rotation. Only its end holds mu.
@@ -150,7 +160,7 @@ func (l *Log) switchLocked(st State, f vfs.File, end, snapshotEnd int64) error {
 		_ = l.file.Close() // every record in it was synced, and the new file holds them
 	}
 	l.state, l.file, l.end, l.promised = st, f, end, true
-	l.rotateAt = max(rotateBytesMin, rotateSnapshotsMin*snapshotEnd)
+	l.rotateAt = max(cmp.Or(l.rotateMin, rotateBytesMin), rotateSnapshotsMin*snapshotEnd)
 	if old != 0 {
 		// A leftover is found by Obsolete at the next open.
 		_ = l.fs.Remove(path.Join(l.dir, Name(old)))
