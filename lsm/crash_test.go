@@ -55,7 +55,7 @@ func seedsOf(d memfs.Damage) int64 {
 		if soak() {
 			return 12
 		}
-		return 3
+		return 2
 	case memfs.OldContent:
 		return 2
 	}
@@ -285,6 +285,9 @@ func (l *loop) check(image *memfs.FS, h *history, clock int64, where string) {
 // write, a switch or a new name, some way apart.
 func (l *loop) wantRecoveryCrash(op vfs.Op, n int64) bool {
 	limit, apart := 2, l.calls/3
+	if l.sc.flushes() {
+		limit = 1 // their recoveries are long and alike
+	}
 	if soak() {
 		limit, apart = 1000, 0
 	}

@@ -150,6 +150,10 @@ var hits = map[faultfs.Fault][]vfs.OpKind{
 	faultfs.BitFlip:    {vfs.OpReadAt},
 }
 
+// faultPoints is how many calls of a scenario one fault hits, about, unless the
+// loops soak: long scenarios repeat themselves.
+const faultPoints = 120
+
 // TestFaultLoop fails every call of the scenarios, once and for ever.
 func TestFaultLoop(t *testing.T) {
 	start := time.Now()
@@ -168,14 +172,18 @@ func TestFaultLoop(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%v/once=%v", sc.name, fault, once), func(t *testing.T) {
 					l := &faultLoop{base.again(t), fault, once}
 					step := everyNth(12)
+					// A fault may lead to calls that a good disk never sees.
+					points := base.rehearsal.Count("", hits[fault]...) + 8
+					if !soak() {
+						step *= 1 + points/faultPoints
+					}
 					if !once && !soak() {
 						step *= 3 // most of them end at the first call
 					}
-					// A fault may lead to calls that a good disk never sees.
-					points := base.rehearsal.Count("", hits[fault]...) + 8
-					inParallel((points+step-1)/step, 8*runtime.GOMAXPROCS(0), func(i int) {
+					from := 1 + int(fault)%step // not the same calls by each fault
+					inParallel((points-from+step)/step, 8*runtime.GOMAXPROCS(0), func(i int) {
 						if !t.Failed() {
-							l.run(1 + i*step)
+							l.run(from + i*step)
 						}
 					})
 				})

@@ -31,8 +31,9 @@ type player struct {
 
 	mu        sync.Mutex
 	dead      error
-	problems  []error    // wrong behaviour, as opposed to errors that may happen
-	interlude *interlude // what happens inside a call to come
+	problems  []error        // wrong behaviour, as opposed to errors that may happen
+	interlude *interlude     // what happens inside a call to come
+	within    sync.WaitGroup // interludes under way
 }
 
 // clockStart is the time at which scenarios begin.

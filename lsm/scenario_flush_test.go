@@ -15,6 +15,9 @@ import (
 
 var scenarios = slices.Concat(logScenarios, flushScenarios)
 
+// flushes reports whether the scenario is one of flushScenarios.
+func (sc *scenario) flushes() bool { return slices.Contains(flushScenarios, sc) }
+
 // inline keeps what fill writes in memtables and tables, not in the log alone.
 func inline(o *Options) { o.InlineLimit = 16 * kib }
 
@@ -451,6 +454,26 @@ var flushScenarios = []*scenario{
 		},
 		crossed: []crossing{{vfs.OpCreate, "*.sst", 1, 0}},
 		sparse:  true,
+	},
+	{
+		name:   "new manifests while flushing",
+		stride: 2,
+		base:   closed(few, "a"),
+		options: func(o *Options) {
+			o.VBuckets, o.KVStores, o.manifestBytesMin = 8, 2, 1
+		},
+		play: func(p *player) {
+			p.open()
+			for i := range 5 {
+				p.write(0, fmt.Sprintf("k%d:90", i), "k5", fmt.Sprintf("-k%d", i+2))
+				p.flush(0)
+			}
+			p.verify()
+			p.store()
+			p.reopen()
+			p.verify()
+		},
+		crossed: []crossing{{vfs.OpCreate, "MANIFEST-*", 3, 0}, {vfs.OpRemove, "MANIFEST-*", 3, 0}},
 	},
 	{
 		name: "disk full while flushing",
