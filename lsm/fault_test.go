@@ -152,7 +152,7 @@ var hits = map[faultfs.Fault][]vfs.OpKind{
 
 // faultPoints is how many calls of a scenario one fault hits, about, unless the
 // loops soak: long scenarios repeat themselves.
-const faultPoints = 120
+const faultPoints = 70
 
 // TestFaultLoop fails every call of the scenarios, once and for ever.
 func TestFaultLoop(t *testing.T) {
