@@ -10,4 +10,7 @@
 //
 // Elision decides and does no I/O; Flush and Merge do, and hold no policy. What
 // they made is named nowhere until the caller installs the Result.
+//
+// What to merge is decided by a Picker, Lazy or Leveled, and what segments of the
+// log to collect by PickSegments: state in, job out, no I/O and no clock.
 package compaction

@@ -10,6 +10,7 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
+	"fluxkv/internal/manifest"
 	"fluxkv/internal/vfs/memfs"
 	"fluxkv/memtable"
 
@@ -79,6 +80,19 @@ func TestMerge(t *testing.T) {
 	}
 	if r.In != 8 || r.Out != 4 || r.Dropped != 4 || r.Readdressed != 1 || len(asked) != 4 {
 		t.Errorf("counts of %+v, asked %v", r, asked)
+	}
+	j := Job{KVStore: 3, OutTier: 1, Inputs: [][]*manifest.Table{{{Number: ts[0].Number}}, {{Number: ts[1].Number}}}}
+	e := j.Edit(&r)
+	if !slices.Equal(e.DropTables, []uint64{1, 2}) || len(e.AddTables) != 3 {
+		t.Errorf("edit %+v", e)
+	}
+	if x := e.AddTables[2]; x.Number != 5 || x.Run != 3 || x.Tier != 1 || x.KVStore != 3 || x.Entries != 2 || x.LowestSeqno != 2 || x.HighestSeqno != 3 ||
+		x.FileBytes != r.Tables[2].FileBytes || len(x.Segments) != 2 || x.Segments[1] != (manifest.SegmentUse{Segment: 77, Documents: 1, Bytes: 300}) {
+		t.Errorf("table %+v", x)
+	}
+	j.OutLevel = 2
+	if x := j.Edit(&r).AddTables[0]; x.Run != 0 || x.Tier != 0 || x.Level != 2 {
+		t.Errorf("table of a sorted level %+v", x)
 	}
 	if s := r.Tables[2].Properties.Segments; len(s) != 2 || s[0].Segment != 39 || s[1].Segment != 77 {
 		t.Errorf("segments %v", s)

@@ -133,18 +133,25 @@ func (j *Job) add(run []*manifest.Table) {
 	}
 }
 
-// Moved returns the tables of a Move as its edit adds them, after it dropped
-// them.
-func (j *Job) Moved() []*manifest.Table {
-	var all []*manifest.Table
+// Edit returns the change of tables that installs j: r is what its merge made,
+// and is not looked at for a Move. The dead documents of r and its DecidedAt are
+// the caller's to add.
+func (j *Job) Edit(r *Result) *manifest.Edit {
+	e := &manifest.Edit{}
 	for _, run := range j.Inputs {
 		for _, t := range run {
-			moved := *t
-			moved.Level, moved.Tier, moved.Run = j.OutLevel, 0, 0
-			all = append(all, &moved)
+			e.DropTables = append(e.DropTables, t.Number)
+			if j.Move {
+				moved := *t
+				moved.Level, moved.Tier, moved.Run = j.OutLevel, 0, 0
+				e.AddTables = append(e.AddTables, &moved)
+			}
 		}
 	}
-	return all
+	if !j.Move {
+		e.AddTables = r.ManifestTables(j.KVStore, j.OutLevel, j.OutTier)
+	}
+	return e
 }
 
 // span reaches from the lowest to the highest key of the inputs.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -17,7 +18,8 @@ import (
 // flushes, and runs what a Picker picks, several jobs at once, and after every
 // step the manifest is valid and every reader sees what it should.
 type player struct {
-	t      *rapid.T
+	t      failer
+	draws  *rapid.T
 	picker Picker
 	st     manifest.State
 	tables map[uint64][]entry.Version // by entry.Compare
@@ -41,14 +43,21 @@ type playJob struct {
 }
 
 func newPlayer(t *rapid.T, picker Picker, kvstores int) *player {
+	p := emptyPlayer(t, picker, kvstores)
+	p.draws = t
+	p.keys = rapid.SampledFrom([]int{3, 30, 300}).Draw(t, "keys")
+	p.tableLimit = rapid.SampledFrom([]int{1, 4, 20}).Draw(t, "table limit")
+	return p
+}
+
+func emptyPlayer(t failer, picker Picker, kvstores int) *player {
 	return &player{
-		t: t, picker: picker, kvstores: kvstores, st: manifest.State{NextSeqno: 1, NextFileNumber: 1},
+		t: t, picker: picker, kvstores: kvstores, st: manifest.State{NextSeqno: 1, NextFileNumber: 1}, now: 1,
 		tables: map[uint64][]entry.Version{}, memtables: make([][]entry.Version, kvstores), written: make([][]entry.Version, kvstores),
-		keys: rapid.SampledFrom([]int{3, 30, 300}).Draw(t, "keys"), tableLimit: rapid.SampledFrom([]int{1, 4, 20}).Draw(t, "table limit"), now: 1,
 	}
 }
 
-func playKey(i int) []byte { return entry.AppendKey(nil, 1, fmt.Appendf(nil, "%04d", i)) }
+func playKey(i int) []byte { return entry.AppendKey(nil, 1, fmt.Appendf(nil, "%05d", i)) }
 
 // horizon is what all readers can see at least; what is flushed is durable.
 func (p *player) horizon() entry.Seqno {
@@ -72,7 +81,7 @@ func (p *player) write(key int, del bool, expiry uint32) {
 
 // writes adds some versions: scattered, ascending, or of one key.
 func (p *player) writes() {
-	t := p.t
+	t := p.draws
 	n := rapid.IntRange(1, 40).Draw(t, "writes")
 	way := rapid.IntRange(0, 3).Draw(t, "way")
 	first := rapid.IntRange(0, p.keys-1).Draw(t, "first key")
@@ -234,17 +243,17 @@ func (p *player) pick(idle bool) bool {
 func (p *player) finish(i int) {
 	j := p.running[i]
 	p.running = slices.Delete(p.running, i, i+1)
-	e := &manifest.Edit{}
+	e := j.Edit(&Result{})
 	var versions []entry.Version
 	for _, x := range slices.Concat(j.Inputs...) {
-		e.DropTables = append(e.DropTables, x.Number)
 		versions = append(versions, p.tables[x.Number]...)
 	}
-	if j.Move {
-		e.AddTables = j.Moved()
-	} else {
-		p.moved += uint64(len(versions))
-		p.add(e, j.KVStore, j.OutLevel, j.OutTier, p.build(versions, j.policy, p.tableLimit, j.Boundaries))
+	if !j.Move {
+		out := p.build(versions, j.policy, p.tableLimit, j.Boundaries)
+		for _, vs := range out {
+			p.moved += uint64(len(vs))
+		}
+		p.add(e, j.KVStore, j.OutLevel, j.OutTier, out)
 	}
 	p.apply(e)
 }
@@ -302,7 +311,7 @@ func (p *player) visible(versions []entry.Version, at entry.Seqno) (out []string
 
 // play draws a life of the store.
 func (p *player) play() {
-	t := p.t
+	t := p.draws
 	for range rapid.IntRange(1, 60).Draw(t, "steps") {
 		switch rapid.IntRange(0, 9).Draw(t, "step") {
 		case 0, 1:
@@ -448,4 +457,99 @@ func TestLeveledPlay(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestIndexCost holds what the shapes write to what they were chosen for: 2% of
+// the keys in memory, uniform overwrites, every entry of one size. written
+// counts versions, flushes included, for each version that a user wrote; space is
+// versions in tables for each key, runs is tables that may have a key.
+func TestIndexCost(t *testing.T) {
+	const keys, kvstores, memory = 16_000, 4, 320
+	for _, c := range []struct {
+		name                 string
+		picker               Picker
+		written, space, runs float64 // at most
+	}{
+		{"lazy, F 0.15", Lazy{MergeShare: 0.15, RangeBytesMin: 200 * bytesOfVersion, TableBytes: 200 * bytesOfVersion, FloorBytes: -1}, 4.9, 1.2, 8},
+		{"lazy, F 0.30", Lazy{MergeShare: 0.30, RangeBytesMin: 200 * bytesOfVersion, TableBytes: 200 * bytesOfVersion, FloorBytes: -1}, 3.6, 1.35, 8},
+		{"leveled", Leveled{BaseLevelBytes: 160 * bytesOfVersion}, 9.5, 1.45, 6},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := emptyPlayer(t, c.picker, kvstores)
+			p.keys, p.tableLimit = keys, 200
+			r := rand.New(rand.NewPCG(1, 2))
+			var user, flushed, space, runs, looks, peak float64
+			for i := range 4 * keys {
+				key := i
+				if i >= keys {
+					key = r.IntN(keys)
+				}
+				p.write(key, false, 0)
+				if i == 2*keys {
+					user, flushed, p.moved = 0, 0, 0
+				}
+				user++
+				if i%memory > 0 {
+					continue
+				}
+				for k := range kvstores {
+					flushed += float64(len(p.memtables[k]))
+					p.written[k] = nil
+					p.flush(k)
+				}
+				for p.pick(false) {
+					p.finish(0)
+				}
+				if i < 2*keys {
+					continue
+				}
+				looks++
+				versions := 0.0
+				for _, x := range p.st.Tables {
+					versions += float64(x.Entries)
+				}
+				space += versions / keys
+				peak = max(peak, versions/keys)
+				for range 10 {
+					n := r.IntN(keys)
+					at := span{playKey(n), playKey(n)}
+					for _, x := range kvstoreTables(&p.st, uint16(n%kvstores)) {
+						if at.meets(span{x.Smallest, x.Largest}) {
+							runs += 0.1
+						}
+					}
+				}
+			}
+			written := (flushed + float64(p.moved)) / user
+			t.Logf("%d jobs: %.2f written, space %.2f, at most %.2f, %.1f runs", p.jobs, written, space/looks, peak, runs/looks)
+			if written > c.written || space/looks > c.space || runs/looks > c.runs {
+				t.Errorf("allowed %.2f, %.2f, %.1f", c.written, c.space, c.runs)
+			}
+		})
+	}
+}
+
+// TestLoadInKeyOrder: a load in the order of keys moves its slices to the last
+// level, and does not leave it in crumbs.
+func TestLoadInKeyOrder(t *testing.T) {
+	const slices, slice, table = 400, 10, 200
+	l := Lazy{RangeBytesMin: 2 * table * bytesOfVersion, TableBytes: table * bytesOfVersion, FloorBytes: -1}
+	p := emptyPlayer(t, l, 1)
+	p.tableLimit = table
+	for i := range slices * slice {
+		p.write(i, false, 0)
+		if (i+1)%slice > 0 {
+			continue
+		}
+		p.flush(0)
+		for p.pick(false) {
+			p.finish(0)
+		}
+	}
+	p.check()
+	written := float64(p.moved) / (slices * slice)
+	t.Logf("%.2f written by merges, %d tables, %d would do", written, len(p.st.Tables), slices*slice/table)
+	if written > 6 || len(p.st.Tables) > 4*slices*slice/table {
+		t.Errorf("%.2f written by merges, %d tables", written, len(p.st.Tables))
+	}
 }

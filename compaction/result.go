@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/manifest"
 	"fluxkv/sstable"
 )
 
@@ -73,4 +74,28 @@ func (r *Result) sortDead() {
 	slices.SortFunc(r.Dead, func(a, b Dead) int {
 		return cmp.Or(cmp.Compare(a.Segment, b.Segment), cmp.Compare(a.Seqno, b.Seqno))
 	})
+}
+
+// ManifestTables returns the tables as one run of a level, for an edit. tier
+// counts in level 0 only.
+func (r *Result) ManifestTables(kvstore uint16, level, tier uint8) []*manifest.Table {
+	all := make([]*manifest.Table, 0, len(r.Tables))
+	for _, t := range r.Tables {
+		p := t.Properties
+		m := &manifest.Table{
+			Number: t.Number, KVStore: kvstore, Level: level,
+			LowestSeqno: p.LowestSeqno, HighestSeqno: p.HighestSeqno,
+			FileBytes: t.FileBytes, Entries: p.Entries, Tombstones: p.Tombstones,
+			KeyBytes: p.KeyBytes, ValueBytes: p.ValueBytes,
+			Smallest: p.Smallest, Largest: p.Largest,
+		}
+		if level == 0 {
+			m.Tier, m.Run = tier, r.Tables[0].Number
+		}
+		for _, s := range p.Segments {
+			m.Segments = append(m.Segments, manifest.SegmentUse{Segment: s.Segment, Documents: s.Documents, Bytes: s.Bytes})
+		}
+		all = append(all, m)
+	}
+	return all
 }

@@ -37,7 +37,7 @@ type GCSegment struct {
 	Bytes, Live int64
 	// Flushed: its end is recorded, and no memtable and no replay needs it.
 	Flushed bool
-	// Busy: it is the input of a job.
+	// Busy: it is the input of a job, which will free what is not live in it.
 	Busy bool
 	// Fenced: it could not be read, and is left alone for now or for good (design
 	// R21).
@@ -82,6 +82,10 @@ const (
 	// garbageMin is the garbage share that a victim needs. Collecting one with
 	// less would write 15 bytes to win one: space rises first.
 	garbageMin = 1.0 / 16
+	// beyondMin is that share when not even all known garbage is enough, in a small
+	// store whose fixed files weigh more than its data, or with a target below the
+	// floor of its values: then space rises, and a byte won costs three.
+	beyondMin = 1.0 / 4
 	// victimsMax bounds the files that a job has open, and what is held twice.
 	victimsMax = 16
 )
@@ -101,33 +105,45 @@ const (
 func PickSegments(in GCPicture) (GCJob, bool) {
 	j := GCJob{Reason: GCWithin}
 	target := cmp.Or(in.SpaceAmp, spaceAmpDefault)
-	over := float64(in.Allocated) > target*float64(in.Live)
+	allocated := in.Allocated
+	for _, s := range in.Segments {
+		if s.Busy { // on its way out
+			allocated -= max(0, s.Bytes-max(0, s.Live))
+		}
+	}
+	over := float64(allocated) > target*float64(in.Live)
 	var victims []GCSegment
 	dying := false
-	ages, flushed := 0.0, 0
+	ages, flushed, known := 0.0, 0, int64(0)
 	for _, s := range in.Segments {
 		if !s.Flushed || s.Bytes <= 0 {
 			continue
 		}
 		ages, flushed = ages+in.age(s), flushed+1
-		if s.Busy {
-			continue
-		}
 		s.Live = max(0, min(s.Live, s.Bytes))
-		if s.Live == 0 && s.Kind == manifest.SegmentLog {
+		if !s.Busy {
+			known += s.Bytes - s.Live
+		}
+		switch {
+		case s.Busy:
+		case s.Live == 0 && s.Kind == manifest.SegmentLog:
 			j.Free = append(j.Free, s.ID) // even if it cannot be read
-			continue
-		}
-		if s.Fenced {
-			continue
-		}
-		if float64(s.Live) < nearlyDead*float64(s.Bytes) {
-			dying = true
-			victims = append(victims, s)
-		} else if over && float64(s.Bytes-s.Live) >= garbageMin*float64(s.Bytes) {
+		case s.Fenced:
+		default:
 			victims = append(victims, s)
 		}
 	}
+	least := garbageMin
+	if float64(allocated-known) > target*float64(in.Live) {
+		least = beyondMin
+	}
+	victims = slices.DeleteFunc(victims, func(s GCSegment) bool {
+		if float64(s.Live) < nearlyDead*float64(s.Bytes) {
+			dying = true
+			return false
+		}
+		return !over || float64(s.Bytes-s.Live) < least*float64(s.Bytes)
+	})
 	slices.Sort(j.Free)
 	switch {
 	case dying:
@@ -219,9 +235,11 @@ func SegmentsOf(st *manifest.State, documents func(entry.SegmentID) uint64) []GC
 			g.Live = min(addressed[s.ID], g.Bytes)
 		case manifest.SegmentGC:
 			g.Flushed = s.Sealed
-			g.Live = int64(s.End)
+			// Header, padding and footer count as live: collected again they would
+			// be there again.
+			g.Live = g.Bytes
 			if n, dead := documents(s.ID), uint64(st.DeadSet(s.ID).Len()); n > 0 {
-				g.Live = int64(float64(s.End) * (1 - min(1, float64(dead)/float64(n))))
+				g.Live = int64(float64(g.Bytes) * (1 - min(1, float64(dead)/float64(n))))
 			}
 		}
 		all = append(all, g)
