@@ -158,9 +158,9 @@ type lazyKVStore struct {
 
 type lazyRange struct {
 	keyRange
-	busy  bool           // a table of it is
-	upper manifest.Table // sums of what is above the last level
-	lower manifest.Table // sums of the last level
+	busy  bool // a table of it is
+	upper sums // of what is above the last level
+	lower sums // of the last level
 	// garbage is what is known of it, in entries.
 	garbage uint64
 }
@@ -174,8 +174,10 @@ func (s *lazyStore) look(kvstore uint16) lazyKVStore {
 	} else { // as flushes have them
 		kv.borders = Ranges(s.in.State, kvstore, s.rangeBytes)
 	}
+	kv.ranges = make([]lazyRange, 0, len(ranges))
 	for _, r := range ranges {
-		lr := lazyRange{keyRange: r}
+		kv.ranges = append(kv.ranges, lazyRange{keyRange: r})
+		lr := &kv.ranges[len(kv.ranges)-1]
 		r.each(func(t *manifest.Table, above bool) {
 			lr.busy = lr.busy || s.busy(t)
 			sum := &lr.lower
@@ -186,7 +188,7 @@ func (s *lazyStore) look(kvstore uint16) lazyKVStore {
 			} else {
 				lr.garbage += s.in.droppable(t) + s.in.expired(t)
 			}
-			addTable(sum, t)
+			sum.add(t)
 		})
 		for i := range lr.layers {
 			l := &lr.layers[i]
@@ -194,17 +196,21 @@ func (s *lazyStore) look(kvstore uint16) lazyKVStore {
 				l.busy = l.busy || s.busy(t)
 			}
 		}
-		kv.ranges = append(kv.ranges, lr)
 	}
 	return kv
 }
 
-func addTable(sum, t *manifest.Table) {
-	sum.Entries += t.Entries
-	sum.Tombstones += t.Tombstones
-	sum.FileBytes += t.FileBytes
-	sum.KeyBytes += t.KeyBytes
-	sum.ValueBytes += t.ValueBytes
+// sums are what some tables have together.
+type sums struct {
+	entries, tombstones  uint64
+	fileBytes, userBytes int64 // userBytes: of keys and inline values
+}
+
+func (s *sums) add(t *manifest.Table) {
+	s.entries += t.Entries
+	s.tombstones += t.Tombstones
+	s.fileBytes += t.FileBytes
+	s.userBytes += int64(t.KeyBytes + t.ValueBytes)
 }
 
 // byRuns bounds the runs of a range.
@@ -300,24 +306,24 @@ func (s *lazyStore) tier(kv *lazyKVStore, r *lazyRange, from, to int, why Reason
 
 // byShare holds what is above the last levels under F.
 func (s *lazyStore) byShare() (Job, bool) {
-	var upper, lower, all manifest.Table // upper: what no job has
+	var upper, lower sums // upper: what no job has
+	values := uint64(0)
 	for k := range s.kvstores {
 		for i := range s.kvstores[k].ranges {
 			r := &s.kvstores[k].ranges[i]
 			r.each(func(t *manifest.Table, above bool) {
+				values += t.ValueBytes
 				switch {
 				case !above:
-					addTable(&lower, t)
+					lower.add(t)
 				case !s.busy(t):
-					addTable(&upper, t)
+					upper.add(t)
 				}
 			})
-			addTable(&all, &r.upper)
-			addTable(&all, &r.lower)
 		}
 	}
-	f, weigh := s.share(&all)
-	if upper.FileBytes <= s.FloorBytes || weigh(&upper) <= f*weigh(&lower) {
+	f, weigh := s.share(values)
+	if upper.fileBytes <= s.FloorBytes || weigh(&upper) <= f*weigh(&lower) {
 		return Job{}, false
 	}
 	var most *lazyRange
@@ -327,7 +333,7 @@ func (s *lazyStore) byShare() (Job, bool) {
 		kv := &s.kvstores[k]
 		for i := range kv.ranges {
 			r := &kv.ranges[i]
-			if r.busy || r.upper.Entries == 0 {
+			if r.busy || r.upper.entries == 0 {
 				continue
 			}
 			share := weigh(&r.upper) / weigh(&r.lower) // +Inf without a last level
@@ -347,9 +353,9 @@ func (s *lazyStore) byShare() (Job, bool) {
 
 // share returns F and the measure it is counted in: entries, or their bytes
 // where values are inline.
-func (s *lazyStore) share(all *manifest.Table) (float64, func(*manifest.Table) float64) {
-	entries := func(t *manifest.Table) float64 { return float64(t.Entries) }
-	bytes := func(t *manifest.Table) float64 { return float64(t.KeyBytes + t.ValueBytes) }
+func (s *lazyStore) share(values uint64) (float64, func(*sums) float64) {
+	entries := func(t *sums) float64 { return float64(t.entries) }
+	bytes := func(t *sums) float64 { return float64(t.userBytes) }
 	separated := uint64(0)
 	for _, t := range s.in.State.Tables {
 		for _, use := range t.Segments {
@@ -357,7 +363,7 @@ func (s *lazyStore) share(all *manifest.Table) (float64, func(*manifest.Table) f
 		}
 	}
 	f, weigh := separatedF, entries
-	if float64(all.ValueBytes) > inlineShare*float64(all.ValueBytes+separated) {
+	if float64(values) > inlineShare*float64(values+separated) {
 		f, weigh = min(max(s.SpaceAmp/staticSpaceAmp-1, 0.1), 0.5), bytes
 	}
 	if s.MergeShare > 0 {
@@ -370,7 +376,7 @@ func (s *lazyStore) share(all *manifest.Table) (float64, func(*manifest.Table) f
 // is written again in level 0, cut at the borders, so that the next merges are
 // of its parts.
 func (s *lazyStore) cut(kv *lazyKVStore, r *lazyRange) (Job, bool) {
-	if len(r.between) > 0 || r.lower.FileBytes < 4*s.rangeBytes || r.upper.FileBytes > r.lower.FileBytes/2 {
+	if len(r.between) > 0 || r.lower.fileBytes < 4*s.rangeBytes || r.upper.fileBytes > r.lower.fileBytes/2 {
 		return Job{}, false
 	}
 	j := s.tier(kv, r, 0, len(r.layers), ReasonCut)
@@ -433,11 +439,11 @@ func (s *lazyStore) down(kv *lazyKVStore, r *lazyRange, why Reason) Job {
 // merged already. A load in the order of keys would otherwise fill the last
 // level with the slices of its flushes.
 func (s *lazyStore) along(kv *lazyKVStore, i int) (from, to int) {
-	size := kv.ranges[i].upper.FileBytes + kv.ranges[i].lower.FileBytes
+	size := kv.ranges[i].upper.fileBytes + kv.ranges[i].lower.fileBytes
 	free := 2 * s.TableBytes
 	small := func(n int) bool {
 		r := &kv.ranges[n]
-		bytes := r.upper.FileBytes + r.lower.FileBytes
+		bytes := r.upper.fileBytes + r.lower.fileBytes
 		if r.busy || r.tables() != 1 || bytes > min(size, s.TableBytes/2, free) {
 			return false
 		}
@@ -528,7 +534,7 @@ func (s *lazyStore) byIdle() (Job, bool) {
 		return Job{}, false
 	}
 	return s.worst(idleShare, ReasonIdle, func(r *lazyRange) float64 {
-		return float64(r.garbage) + float64(r.upper.Entries-r.upper.Tombstones)/2
+		return float64(r.garbage) + float64(r.upper.entries-r.upper.tombstones)/2
 	})
 }
 
@@ -544,7 +550,7 @@ func (s *lazyStore) worst(least float64, why Reason, garbage func(*lazyRange) fl
 			if r.busy {
 				continue
 			}
-			if share := garbage(r) / float64(r.upper.Entries+r.lower.Entries); share >= best && (share > best || most == nil) {
+			if share := garbage(r) / float64(r.upper.entries+r.lower.entries); share >= best && (share > best || most == nil) {
 				most, of, best = r, kv, share
 			}
 		}

@@ -376,19 +376,24 @@ func TestLazyPlay(t *testing.T) {
 		p.settle(false)
 		in := p.picture(false)
 		s := lazyStore{Lazy: l.withDefaults(), in: in, busy: in.busyTables(), rangeBytes: l.RangeBytes(&p.st)}
-		var upper, lower manifest.Table
+		var upper, lower sums
 		for k := range p.kvstores {
 			for _, r := range s.look(uint16(k)).ranges {
 				if len(r.layers) > l.RunsMax {
 					t.Fatalf("%d layers, %d allowed", len(r.layers), l.RunsMax)
 				}
-				addTable(&upper, &r.upper)
-				addTable(&lower, &r.lower)
+				r.each(func(x *manifest.Table, above bool) {
+					if above {
+						upper.add(x)
+					} else {
+						lower.add(x)
+					}
+				})
 			}
 		}
 		f := cmp.Or(l.MergeShare, separatedF)
-		if float64(upper.Entries) > f*float64(lower.Entries) && upper.FileBytes > l.FloorBytes {
-			t.Fatalf("%d entries above %d", upper.Entries, lower.Entries)
+		if float64(upper.entries) > f*float64(lower.entries) && upper.fileBytes > l.FloorBytes {
+			t.Fatalf("%d entries above %d", upper.entries, lower.entries)
 		}
 		// Without readers and writers no tombstone that matters stays.
 		p.snapshots = nil
@@ -399,7 +404,7 @@ func TestLazyPlay(t *testing.T) {
 		s.in = p.picture(true)
 		for k := range p.kvstores {
 			for _, r := range s.look(uint16(k)).ranges {
-				if all := r.upper.Entries + r.lower.Entries; float64(r.garbage) >= idleShare*float64(all) {
+				if all := r.upper.entries + r.lower.entries; float64(r.garbage) >= idleShare*float64(all) {
 					t.Fatalf("idle with %d of %d entries known to be garbage", r.garbage, all)
 				}
 			}

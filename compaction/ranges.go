@@ -73,10 +73,12 @@ func rangesOf(st *manifest.State, kvstore uint16, taken []span) (all []keyRange,
 	return group(kvstore, tables, last, taken), last
 }
 
-// group is rangesOf for some tables of a kvstore, in any order.
+// group is rangesOf for some tables of a kvstore, by level and smallest key.
 func group(kvstore uint16, tables []*manifest.Table, last uint8, taken []span) (all []keyRange) {
 	byKey := slices.Clone(tables)
-	slices.SortStableFunc(byKey, func(a, b *manifest.Table) int { return bytes.Compare(a.Smallest, b.Smallest) })
+	if len(tables) > 0 && tables[0].Level != tables[len(tables)-1].Level { // within a level they are sorted
+		slices.SortStableFunc(byKey, func(a, b *manifest.Table) int { return bytes.Compare(a.Smallest, b.Smallest) })
+	}
 	taken = slices.Clone(taken)
 	slices.SortFunc(taken, func(a, b span) int { return bytes.Compare(a.smallest, b.smallest) })
 	for len(byKey) > 0 {
