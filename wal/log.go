@@ -198,6 +198,7 @@ func StartLog(o LogOptions, existing []*Segment) (*Log, error) {
 		err = nil
 	}
 	if err != nil {
+		l.prep.close(l)
 		l.writer.freeBuffers()
 		l.closeFiles()
 		return nil, err
