@@ -169,8 +169,11 @@ func (w *walk) find(m *machine, from *string, behind bool) (key string, v model.
 	if w.lower != nil {
 		lower = *w.lower
 	}
+	if from != nil && !w.o.OneKVStore {
+		lower = max(lower, *from)
+	}
 	var foundVB uint16
-	for k, version := range m.truth.Range(lower, w.it.at, m.now.Load()) {
+	for k, version := range m.truth.Range(lower, w.it.at, m.clock()) {
 		if w.upper != nil && k >= *w.upper {
 			break
 		}
@@ -230,8 +233,8 @@ func (w *walk) stands(t *rapid.T, m *machine, moved bool, key string, v model.Ve
 	return true
 }
 
-// readersEnded wants every reader to know that its store is closed.
-func (m *machine) readersEnded(t *rapid.T) {
+// readersClosed wants every reader to know that its store is closed.
+func (m *machine) readersClosed(t *rapid.T) {
 	for _, w := range m.walks {
 		if w.it.Next() || w.it.First() || !errors.Is(w.it.Error(), ErrClosed) {
 			t.Fatalf("iterator of a closed store: %v", w.it.Error())
@@ -242,5 +245,4 @@ func (m *machine) readersEnded(t *rapid.T) {
 			t.Fatalf("snapshot of a closed store: %v", err)
 		}
 	}
-	m.endReaders()
 }

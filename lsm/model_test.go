@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"pgregory.net/rapid"
@@ -15,54 +14,28 @@ import (
 	"fluxkv/internal/vfs/memfs"
 )
 
-// modelShapes are the stores that the model is compared with. Segments and
-// groups are tiny everywhere, so that a few writes roll the log.
-var modelShapes = []struct {
-	name       string
-	tableBytes int // memtables rotate at this, 0: never
-	o          Options
-}{
-	{"one of each", 0, Options{VBuckets: 1, KVStores: 1}},
-	{"async", 0, Options{VBuckets: 16, KVStores: 16, NonDurable: true, AsyncWindow: time.Minute}},
-	{"several vbuckets a kvstore, nothing inline", 0, Options{VBuckets: 64, KVStores: 4, InlineLimit: -1}},
-	{"a thousand vbuckets", 0, Options{VBuckets: 1024, KVStores: 16, InlineLimit: 16}},
-	{"writes in flight", 0, Options{VBuckets: 16, KVStores: 4, LogInflight: 3, InlineLimit: 16}},
-	{"async writes in flight", 128 * kib, Options{VBuckets: 16, KVStores: 1, NonDurable: true, AsyncWindow: time.Millisecond, LogInflight: 3, InlineLimit: -1}},
-	{"small blocks", 0, Options{VBuckets: 64, KVStores: 16, LogAlign: 512, LogInflight: 2, BufferedIO: true}},
-	{"memtables rotate", 128 * kib, Options{VBuckets: 16, KVStores: 1, InlineLimit: 255, BufferedIO: true}},
-}
-
-func TestModel(t *testing.T) {
-	for _, shape := range modelShapes {
-		t.Run(shape.name, func(t *testing.T) {
-			t.Parallel()
-			rapid.Check(t, func(rt *rapid.T) {
-				m := newMachine(shape.o, shape.tableBytes)
-				defer m.end()
-				m.open(rt)
-				rt.Repeat(rapid.StateMachineActions(m))
-				m.Reopen(rt)
-			})
-		})
-	}
-}
-
 // machine does everything to a store and to its model. Its exported methods are
 // the actions.
 type machine struct {
-	disk       *memfs.FS
-	o          Options
-	tableBytes int
-	db         *DB
-	truth      model.Store
-	now        atomic.Int64 // Unix seconds, the store's clock
-	base       Seqno        // the first seqno since the store was opened
-	next       Seqno        // what the next write must get
-	pending    time.Time    // of the clear that waits; zero: none
-	replaced   bool         // a clear failed that may have replaced pending
-	snaps      []*Snapshot
-	walks      []*walk
-	values     int
+	shape *modelShape
+	disk  *memfs.FS
+	files atomic.Int64 // that are open
+	o     Options
+	db    *DB
+	truth model.Store
+	now   atomic.Int64 // Unix seconds, the store's clock
+	// highest is the highest that now has been, gone the highest time at which
+	// the store gave up a version.
+	highest, gone int64
+	log           modelLog
+	base          Seqno          // the first seqno since the store was opened
+	bases         map[Seqno]bool // and each time before
+	next          Seqno          // what the next write must get
+	pending       time.Time      // of the clear that waits; zero: none
+	replaced      bool           // a clear failed that may have replaced pending
+	snaps         []*Snapshot
+	walks         []*walk
+	values        int
 }
 
 // modelKeys are few, so that versions pile up, and of many lengths. Some are
@@ -74,13 +47,20 @@ var modelKeys = func() (keys []string) {
 	return append(keys, "k", "\x00", "\xff\xff", "key:0001:")
 }()
 
-func newMachine(o Options, tableBytes int) *machine {
-	m := &machine{disk: memfs.New(), tableBytes: tableBytes}
-	m.now.Store(1_700_000_000)
-	o.MemQuota, o.WriteCache, o.Reject = 16*mib, 4*mib, true
+func newMachine(shape *modelShape) *machine {
+	m := &machine{shape: shape, disk: memfs.New(), bases: map[Seqno]bool{}}
+	m.highest = 1_700_000_000
+	m.now.Store(m.highest)
+	o := shape.o
+	o.MemQuota, o.Reject = 16*mib, true
+	if o.WriteCache == 0 {
+		o.WriteCache = mib
+	}
 	o.SegmentBytes, o.segmentBytesMin, o.groupBytesMax = 64*kib, 64*kib, 16*kib
-	o.MaxItemBytes, o.replayBufferBytes = 48*kib, 64*kib
+	o.MaxItemBytes, o.replayBufferBytes, o.tableBytesMin = 48*kib, 64*kib, 4*kib
+	o.writeCacheMin = 128 * kib
 	o.Now = func() time.Time { return time.Unix(m.now.Load(), 0) }
+	o.Logf = m.log.add
 	m.o = o
 	return m
 }
@@ -88,17 +68,19 @@ func newMachine(o Options, tableBytes int) *machine {
 // open opens the store as it is on the disk.
 func (m *machine) open(t *rapid.T) {
 	t.Helper()
-	m.o.FS = m.disk
+	m.o.FS = openFiles(m.disk, &m.files)
 	db, err := Open("data", m.o)
 	if err != nil {
 		t.Fatalf("open: %v", err)
 	}
 	m.db = db
-	if m.tableBytes != 0 {
-		db.tableBytesMax = m.tableBytes
+	if m.shape.memtableBytes != 0 {
+		db.tableBytesMax = m.shape.memtableBytes
 	}
-	m.base = db.Stats().NextSeqno
-	m.next = m.base
+	s := db.Stats()
+	m.base, m.next = s.NextSeqno, s.NextSeqno
+	m.bases[m.base] = true
+	m.shape.spills.Add(int64(s.Recovery.Spills))
 }
 
 func (m *machine) end() {
@@ -226,29 +208,36 @@ func (m *machine) write(t *rapid.T) error {
 	return err
 }
 
-// full reports whether a write was refused because the cache is full; then the
-// readers that keep cleared memtables go.
-func (m *machine) full(err error) bool {
-	if errors.Is(err, ErrOverloaded) {
+// full reports whether a write was refused because the cache is full, and makes
+// room: what readers of old views keep cannot be flushed.
+func (m *machine) full(t *rapid.T, err error) bool {
+	if !errors.Is(err, ErrOverloaded) {
+		return false
+	}
+	if rapid.Bool().Draw(t, "clear the full cache") {
 		m.endReaders()
+		m.Clear(t)
 		return true
 	}
-	return false
+	m.Flush(t)
+	if m.db.quota.used.Load() > m.o.WriteCache/2 {
+		m.endReaders()
+	}
+	return true
 }
 
 // Write and its likes are named so that rapid draws them more often.
 func (m *machine) Write(t *rapid.T) {
-	if err := m.write(t); m.full(err) {
-		m.Clear(t)
-	} else if err != nil {
+	if err := m.write(t); !m.full(t, err) && err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Fill writes enough for a new segment or two, and for memtables that rotate.
+// Fill writes enough for a new segment or two, and for memtables that rotate;
+// sometimes for a write cache that is flushed.
 func (m *machine) Fill(t *rapid.T) {
 	n := rapid.IntRange(2000, 4096).Draw(t, "length")
-	for range 3 {
+	for range rapid.SampledFrom([]int{3, 3, 10}).Draw(t, "batches") {
 		var b Batch
 		var changes []change
 		for range 20 {
@@ -257,8 +246,7 @@ func (m *machine) Fill(t *rapid.T) {
 			changes = append(changes, c)
 		}
 		_, err := m.db.Apply(&b, WriteOptions{NoWait: true})
-		if m.full(err) {
-			m.Clear(t)
+		if m.full(t, err) {
 			return
 		}
 		if err != nil {
@@ -302,11 +290,21 @@ func (m *machine) Refused(t *rapid.T) {
 // update does one Update, with a function that may change its mind.
 func (m *machine) update(t *rapid.T) error {
 	key := drawKey(t)
-	want, exists := m.truth.Get(key, m.truth.Last(), m.now.Load())
+	want, exists := m.truth.Get(key, m.truth.Last(), m.clock())
 	refuse := errors.New("refused")
 	do := rapid.SampledFrom([]string{"set", "set", "delete", "none", "refuse"}).Draw(t, "update")
+	how := m.db.Update
+	keyOnly := rapid.Bool().Draw(t, "key only")
+	if keyOnly {
+		how = m.db.UpdateKey
+	}
 	c := change{key: key}
-	seen, err := m.db.Update([]byte(key), func(old *Item) (UpdateOp, []byte, Meta, error) {
+	seen, err := how([]byte(key), func(old *Item) (UpdateOp, []byte, Meta, error) {
+		if keyOnly && old != nil && len(old.Value) == 0 {
+			whole := *old
+			whole.Value = []byte(want.Value)
+			old = &whole
+		}
 		if (old != nil) != exists || exists && !sameItem(key, want, *old) {
 			t.Fatalf("update %q saw %+v, want %v %+v", key, old, exists, want)
 		}
@@ -339,7 +337,7 @@ func (m *machine) update(t *rapid.T) error {
 }
 
 func (m *machine) Update(t *rapid.T) {
-	if err := m.update(t); !m.full(err) && err != nil {
+	if err := m.update(t); !m.full(t, err) && err != nil {
 		t.Fatal(err)
 	}
 }
@@ -390,7 +388,7 @@ func (m *machine) ClearLater(t *rapid.T) {
 
 // Hour lets an hour pass: what is due happens.
 func (m *machine) Hour(t *rapid.T) {
-	m.now.Add(3600)
+	m.tick(3600)
 	at := m.pending
 	if at.IsZero() || m.o.Now().Before(at) {
 		return
@@ -406,7 +404,9 @@ func (m *machine) Hour(t *rapid.T) {
 }
 
 // Seconds lets documents expire.
-func (m *machine) Seconds(t *rapid.T) { m.now.Add(int64(rapid.IntRange(1, 30).Draw(t, "seconds"))) }
+func (m *machine) Seconds(t *rapid.T) { m.tick(int64(rapid.IntRange(1, 30).Draw(t, "seconds"))) }
+
+func (m *machine) tick(seconds int64) { m.highest = max(m.highest, m.now.Add(seconds)) }
 
 // Sync makes everything durable.
 func (m *machine) Sync(t *rapid.T) {
@@ -433,13 +433,13 @@ func (m *machine) check(t *rapid.T, key string, got Item, err error, from, to Se
 	to = min(to, m.truth.Last()) // beyond the last write nothing changes
 	from = min(from, to)
 	for at := from; ; at++ {
-		want, ok := m.truth.Get(key, at, m.now.Load())
+		want, ok := m.truth.Get(key, at, m.clock())
 		if ok == (err == nil) && (!ok || sameItem(key, want, got)) {
 			return
 		}
 		if at >= to {
-			t.Fatalf("get %q at %d..%d: %v, %d bytes of #%d; want %v, %d bytes of #%d", key, from, to, err,
-				len(got.Value), got.Seqno, ok, len(want.Value), want.Seqno)
+			t.Fatalf("get %q at %d..%d: %v, %d bytes of #%d; want %v, %d bytes of #%d\n%s", key, from, to, err,
+				len(got.Value), got.Seqno, ok, len(want.Value), want.Seqno, m.where(key))
 		}
 	}
 }
@@ -466,6 +466,9 @@ func (m *machine) GetMany(t *rapid.T) {
 	for range rapid.IntRange(1, 2).Draw(t, "rounds") {
 		b.Reset()
 		keys := rapid.SliceOfN(rapid.SampledFrom(modelKeys), 0, 40).Draw(t, "keys")
+		for i := range rapid.SampledFrom([]int{0, 0, 128}).Draw(t, "more keys") {
+			keys = append(keys, manyKeys[(i*7)%len(manyKeys)])
+		}
 		for _, key := range keys {
 			b.Add([]byte(key))
 		}
@@ -484,21 +487,4 @@ func (m *machine) GetMany(t *rapid.T) {
 		}
 	}
 	b.Release()
-}
-
-// Check holds what is true after every action.
-func (m *machine) Check(t *rapid.T) {
-	s := m.db.Stats()
-	if s.NextSeqno != m.next || s.VisibleSeqno != m.next-1 {
-		t.Fatalf("visible %d, next %d, want next %d", s.VisibleSeqno, s.NextSeqno, m.next)
-	}
-	if s.DurableSeqno > s.NextSeqno-1 || s.ReadOnly != "" {
-		t.Fatalf("durable %d, next %d, read-only %q", s.DurableSeqno, s.NextSeqno, s.ReadOnly)
-	}
-	if n := len(m.snaps) + len(m.walks); s.Snapshots != n {
-		t.Fatalf("%d snapshots registered, want %d", s.Snapshots, n)
-	}
-	if s.CorruptReads != 0 {
-		t.Fatalf("%d corrupt reads", s.CorruptReads)
-	}
 }

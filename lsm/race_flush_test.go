@@ -1,0 +1,94 @@
+package lsm
+
+import (
+	"context"
+	"runtime"
+	"testing"
+
+	"fluxkv/internal/vfs/memfs"
+)
+
+// TestR17_UpdateWhoseVersionWasFlushedAway: an Update notes the stripe's word,
+// which is the seqno of an older version. A newer one comes, and a flush drops
+// the older before the Update pins its view. As of the word there is nothing
+// there then, and a function that was told so would say of a key that always
+// existed that it does not.
+func TestR17_UpdateWhoseVersionWasFlushedAway(t *testing.T) {
+	o := testOptions(memfs.New())
+	o.VBuckets, o.KVStores, o.flushOnDemand = 1, 1, true
+	db := mustOpen(t, "data", o)
+	defer db.Close()
+	send := func(key, value string) Seqno {
+		t.Helper()
+		var b Batch
+		b.Set([]byte(key), []byte(value), Meta{})
+		s, err := db.Apply(&b, WriteOptions{NoWait: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	// A batch that is numbered and not yet inserted holds V back, and with it
+	// the Update.
+	var slow Batch
+	slow.Set([]byte("other"), nil, Meta{})
+	size, memory, err := db.size(&slow)
+	if err == nil {
+		err = db.quota.admit(memory)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, ticket, err := db.number(&slow, size, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	send("k", "older")
+	var saw []string
+	done := make(chan Seqno)
+	go func() {
+		seen, err := db.Update([]byte("k"), func(old *Item) (UpdateOp, []byte, Meta, error) {
+			if old == nil {
+				saw = append(saw, "nothing")
+			} else {
+				saw = append(saw, string(old.Value))
+			}
+			return UpdateNone, nil, Meta{}, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- seen
+	}()
+	p := &db.publish
+	waiting := func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.waiting > 0
+	}
+	for !waiting() {
+		runtime.Gosched()
+	}
+	last := send("k", "newer")
+	db.encode(&slow, &place)
+	place.Done()
+	db.insert(&slow)
+	// V moves, but who waits for it does not get on before mu is free.
+	p.mu.Lock()
+	p.slots[ticket%publishSlots].done = true
+	p.visible.Store(uint64(last))
+	p.tail.Store(p.head.Load())
+	p.cond.Broadcast()
+	err = db.flush(context.Background(), []int{0})
+	p.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := db.edits.log.State(); len(st.Tables) != 1 || st.Tables[0].Entries != 2 {
+		t.Fatalf("flushed %+v, want a table with two versions", st.Tables)
+	}
+	seen := <-done
+	if seen != last || len(saw) != 1 || saw[0] != "newer" {
+		t.Errorf("the function saw %q, Update returned %d, want \"newer\" and %d", saw, seen, last)
+	}
+}
