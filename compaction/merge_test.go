@@ -11,8 +11,6 @@ import (
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
 	"fluxkv/internal/manifest"
-	"fluxkv/internal/vfs"
-	"fluxkv/internal/vfs/faultfs"
 	"fluxkv/internal/vfs/memfs"
 	"fluxkv/memtable"
 
@@ -280,43 +278,5 @@ func TestS06_MergeCounts(t *testing.T) {
 	_, err := Merge(t.Context(), iter.NewMerge(iters(rs)...), mo)
 	if !errors.Is(err, ErrCounts) || len(list(t, fs)) != len(ts) {
 		t.Errorf("%v, files %v", err, list(t, fs))
-	}
-}
-
-// TestS07_MergeFaults fails each I/O call of a merge in turn, those that read its
-// inputs too: what it made is gone, and the inputs are as they were.
-func TestS07_MergeFaults(t *testing.T) {
-	inner := memfs.New()
-	mkdir(t, inner)
-	o := options(inner)
-	o.TableBytes = 32 << 10
-	m := fill(t, manyOps(1500))
-	defer m.Free()
-	ts, versions, _ := inputs(t, o, m)
-	want := contents(t, inner, ts)
-	there := list(t, inner)
-	for n := 1; ; n++ {
-		fs := faultfs.Wrap(inner)
-		rs := openTables(t, fs, ts)
-		fs.Add(faultfs.Rule{From: n, Once: true, Fault: faultfs.EIO, Kinds: []vfs.OpKind{
-			vfs.OpCreate, vfs.OpOpen, vfs.OpSyncDir, vfs.OpReadAt, vfs.OpWriteAt, vfs.OpWriteDurable, vfs.OpSync, vfs.OpAllocate, vfs.OpTruncate, vfs.OpClose,
-		}})
-		mo := mergeOptions(o)
-		mo.FS, mo.Versions = fs, versions
-		r, err := Merge(t.Context(), iter.NewMerge(iters(rs)...), mo)
-		injected := fs.Injected() > 0
-		for _, x := range rs {
-			_ = x.Close() // may meet the fault itself
-		}
-		if !injected {
-			if err != nil || n < 40 {
-				t.Fatalf("untouched at %d: %v", n, err)
-			}
-			equal(t, "merged", contents(t, inner, r.Tables), want)
-			return
-		}
-		if !errors.Is(err, faultfs.ErrInjected) || len(r.Tables) != 0 || !slices.Equal(list(t, inner), there) {
-			t.Fatalf("call %d, %v: error %v, files %v", n, fs.FirstInjected().Kind, err, list(t, inner))
-		}
 	}
 }

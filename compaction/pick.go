@@ -34,11 +34,9 @@ type Picture struct {
 	Idle bool
 	// Horizon is H. Garbage above it would be kept, so it is not looked for.
 	Horizon entry.Seqno
-	// Expired, if set, returns how many versions of a table have surely expired:
-	// the manifest does not know, the table's properties do. It is called for
-	// every table, and must not count too many: a table that is no better for
-	// being written again would be picked again. The job's clock must not be
-	// behind the one used here.
+	// Expired, if set, returns how many versions of a table have expired; the
+	// manifest does not know. The job's clock must not be behind the one used
+	// here.
 	Expired func(table uint64) uint64
 }
 

@@ -131,7 +131,8 @@ func (db *DB) recordClear(seqno Seqno) error {
 	e.ReplayFrom = db.replayFrom(&st, func(*table) bool { return false }, true)
 	if seqno <= db.horizon() || mutant.ClearUnderSnapshot {
 		e.DropTables = clearedTables(&st, seqno)
-		e.DropSegments = unneeded(&st, e)
+		db.dropForwards(&st, e)
+		db.unneeded(&st, e)
 	} else {
 		db.sched.tablesToRetire.Store(true)
 	}
@@ -167,7 +168,8 @@ func (db *DB) retireTables() error {
 	db.sched.tablesToRetire.Store(false)
 	e := &manifest.Edit{DropTables: clearedTables(&st, st.ClearSeqno)}
 	e.ReplayFrom = db.replayFrom(&st, func(*table) bool { return false }, false)
-	if e.DropSegments = unneeded(&st, e); len(e.DropTables)+len(e.DropSegments) == 0 {
+	db.dropForwards(&st, e)
+	if db.unneeded(&st, e); len(e.DropTables)+len(e.DropSegments)+len(e.DropForwards) == 0 {
 		return nil
 	}
 	if err := db.installEdit(e, func(*view) {}); err != nil {

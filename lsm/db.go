@@ -6,7 +6,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"fluxkv/compaction"
+	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/sstable"
 	"fluxkv/wal"
@@ -35,9 +38,20 @@ type DB struct {
 	clears    clearer
 	edits     edits
 	sched     scheduler
+	picker    compaction.Picker
 	readers   *sstable.Readers
 	files     tableFiles // guarded by edits.mu
-	obsolete  obsolete
+	// victims are the segments that a collection is at work on; forwardBorn says
+	// which merges had begun when a forward was made. Guarded by edits.mu.
+	victims     map[entry.SegmentID]bool
+	forwardBorn map[entry.SegmentID]uint64
+	mergeSeq    atomic.Uint64
+	freshBits   atomic.Uint64
+	probeBudget *offheap.Budget
+	gcReason    atomic.Pointer[compaction.GCReason]
+	gcAllocated atomic.Int64
+	gcLive      atomic.Int64
+	obsolete    obsolete
 	// filesBytes is what tables and sealed segments take.
 	filesBytes atomic.Int64
 	scratches  scratches
@@ -181,6 +195,9 @@ func (db *DB) close() error {
 		v.release()
 	}
 	db.removeObsolete()
+	for _, f := range db.files {
+		f.freeProbe(db)
+	}
 	err := db.log.Close()
 	// An iterator that stands in a table closes its file when it ends.
 	if e := db.readers.Close(); !errors.Is(e, sstable.ErrHandleInUse) {

@@ -81,11 +81,6 @@ func (l *faultLoop) healed(p *player, hit vfs.Op) {
 		i := len(p.h.clients)
 		p.h.clients = append(p.h.clients, &client{name: "healed"})
 		p.faulty = false
-		if p.db.Stats().FlushError != "" {
-			// This store tries again when it is asked (flushOnDemand); until
-			// then a full write cache refuses.
-			p.flush(i)
-		}
 		p.write(i, "healed1:100", "healed2")
 		p.sync(i)
 		p.flush(i)

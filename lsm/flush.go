@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"path"
-
-	"github.com/cespare/xxhash/v2"
+	"slices"
 
 	"fluxkv/compaction"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
 	"fluxkv/internal/manifest"
 	"fluxkv/internal/mutant"
-	"fluxkv/sstable"
 	"fluxkv/wal"
 )
 
@@ -183,17 +181,10 @@ func (db *DB) flushTables(ctx context.Context, kvstore int, tables []*table, pol
 	if len(sources) > 1 {
 		src = iter.NewMerge(sources...)
 	}
-	o := compaction.FlushOptions{Policy: policy, Versions: versions, Output: compaction.Output{
-		FS: db.fs, Dir: path.Join(db.dir, TablesDir), Direct: !db.o.BufferedIO, LeaveDirSync: true,
-		NextNumber: db.edits.log.NextFileNumber, Hash: xxhash.Sum64, TableBytes: db.o.TableBytes,
-		StoreID: db.format.StoreID, KVStore: uint16(kvstore),
-		BlockBytes: db.o.BlockBytes, WriteBufferBytes: db.o.TableWriteBuffer,
-	}}
-	if db.o.BloomBits > 0 {
-		o.BloomBits = db.o.BloomBits + upperBloomBits
-	}
-	if db.o.CompressIndex {
-		o.Compression = sstable.Snappy
+	o := compaction.FlushOptions{Policy: policy, Versions: versions, Output: db.tableOutput(kvstore)}
+	if v := db.pin(); v != nil { // there is none during replay
+		o.Boundaries = db.picker.Boundaries(v.version.state, uint16(kvstore))
+		v.release()
 	}
 	return compaction.Flush(ctx, src, o)
 }
@@ -244,10 +235,11 @@ func (j *flushJob) install() error {
 		e.Flushed = append(e.Flushed, manifest.Flushed{KVStore: uint16(j.parts[i].kvstore), Seqno: j.parts[i].upTo})
 		addResult(e, j.parts[i].kvstore, &j.parts[i].result)
 	}
-	e.AddDead = deadSets(&st, j.dead())
+	e.AddDead = db.deadSets(&st, j.dead())
 	gone := func(t *table) bool { return j.holds(t) }
 	e.ReplayFrom = db.replayFrom(&st, gone, false)
-	e.DropSegments = unneeded(&st, e)
+	db.dropForwards(&st, e)
+	db.unneeded(&st, e)
 	if mutant.DropBeforeFlushEdit {
 		for _, id := range e.DropSegments {
 			_ = db.fs.Remove(path.Join(db.dir, wal.SegmentsDir, wal.SegmentName(id, wal.SegmentLog)))
@@ -329,47 +321,61 @@ func (j *flushJob) dead() (all []compaction.Dead) {
 
 // addResult adds the tables of one flush to an edit: one run of level 0.
 func addResult(e *manifest.Edit, kvstore int, r *compaction.Result) {
-	for _, t := range r.Tables {
-		p := t.Properties
-		m := &manifest.Table{
-			Number: t.Number, KVStore: uint16(kvstore), Run: r.Tables[0].Number,
-			LowestSeqno: p.LowestSeqno, HighestSeqno: p.HighestSeqno,
-			FileBytes: t.FileBytes, Entries: p.Entries, Tombstones: p.Tombstones,
-			KeyBytes: p.KeyBytes, ValueBytes: p.ValueBytes,
-			Smallest: p.Smallest, Largest: p.Largest,
-		}
-		for _, s := range p.Segments {
-			m.Segments = append(m.Segments, manifest.SegmentUse{Segment: s.Segment, Documents: s.Documents, Bytes: s.Bytes})
-		}
-		e.AddTables = append(e.AddTables, m)
-	}
+	e.AddTables = append(e.AddTables, r.ManifestTables(uint16(kvstore), 0, 0)...)
 	e.ExpiryClock = max(e.ExpiryClock, r.DecidedAt)
 }
 
-// deadSets groups dead documents by segment. Those of segments that are gone
-// already do not count. That the segment's own index has each of them (design
-// R6) follows from where they come from: the memtable kept the address that
-// the log gave out, and a log segment at or behind replay-from is what it was.
-func deadSets(st *manifest.State, dead []compaction.Dead) []*manifest.DeadSet {
+// deadSets groups dead documents by the segment that has them now. Original
+// segments of the log have what the log put there, and addresses that name an
+// output of garbage collection were made of its index. What a collected segment
+// had is looked for in the outputs: those that do not have it in their index
+// have given it up already, and it does not count again (design R6). Segments
+// that are gone have no dead.
+func (db *DB) deadSets(st *manifest.State, dead []compaction.Dead) []*manifest.DeadSet {
 	bySegment := map[entry.SegmentID][]entry.Seqno{}
 	var order []entry.SegmentID
+	add := func(id entry.SegmentID, q entry.Seqno) {
+		if bySegment[id] == nil {
+			order = append(order, id)
+		}
+		bySegment[id] = append(bySegment[id], q)
+	}
+	var ids []entry.SegmentID
 	for _, d := range dead {
-		if _, ok := st.Segment(d.Segment); !ok {
+		if _, ok := st.Segment(d.Segment); ok {
+			add(d.Segment, d.Seqno)
 			continue
 		}
-		if mutant.DeadInWrongSegment {
-			d.Segment = st.Segments[len(st.Segments)-1].ID
+		ids = st.Resolve(ids[:0], d.Segment, d.Seqno)
+		for _, id := range ids {
+			if db.indexHas(id, d.Seqno) || mutant.CountPhantoms {
+				add(id, d.Seqno)
+				break
+			}
 		}
-		if bySegment[d.Segment] == nil {
-			order = append(order, d.Segment)
-		}
-		bySegment[d.Segment] = append(bySegment[d.Segment], d.Seqno)
 	}
 	var sets []*manifest.DeadSet
 	for _, s := range order {
 		sets = append(sets, manifest.NewDeadSet(s, bySegment[s]))
 	}
 	return sets
+}
+
+// indexHas reports whether an output of garbage collection holds a document. One
+// whose index cannot be read has nothing dead: it is kept.
+func (db *DB) indexHas(id entry.SegmentID, seqno Seqno) bool {
+	s := db.log.Acquire(id)
+	if s == nil {
+		return false
+	}
+	defer s.Release()
+	x, err := s.Index(db.sched.ctx)
+	if err != nil {
+		db.o.Logf("index of segment %06d: %v", id, err)
+		return false
+	}
+	_, ok := x.Lookup(seqno)
+	return ok
 }
 
 // replayFrom returns where replay may start once what gone names is flushed:
@@ -411,38 +417,35 @@ func (db *DB) replayFrom(st *manifest.State, gone func(*table) bool, clears bool
 	return pos
 }
 
-// unneeded returns the log segments that neither replay nor a table needs after
-// e.
-func unneeded(st *manifest.State, e *manifest.Edit) (ids []entry.SegmentID) {
+// unneeded adds to e the segments that neither replay nor a table needs after
+// it, by their own id or by one that is forwarded to them, and that no
+// collection is at work on.
+func (db *DB) unneeded(st *manifest.State, e *manifest.Edit) {
 	from := st.ReplayFrom
 	if e.ReplayFrom.Segment != 0 {
 		from = e.ReplayFrom
 	}
-	uses := map[entry.SegmentID]int{}
-	for _, t := range e.AddTables {
-		for _, s := range t.Segments {
-			uses[s.Segment]++
-		}
+	uses := usesAfter(st, e)
+	ending := map[entry.SegmentID]bool{}
+	for _, id := range e.DropForwards {
+		ending[id] = true
 	}
-	if len(e.DropTables) > 0 {
-		drop := map[uint64]bool{}
-		for _, n := range e.DropTables {
-			drop[n] = true
-		}
-		for _, t := range st.Tables {
-			if drop[t.Number] {
-				for _, s := range t.Segments {
-					uses[s.Segment]--
-				}
+	target := map[entry.SegmentID]bool{}
+	for _, f := range st.Forwards {
+		if !ending[f.From] {
+			for _, r := range f.To {
+				target[r.Segment] = true
 			}
 		}
 	}
 	for _, s := range st.Segments {
-		if s.Kind == manifest.SegmentLog && s.ID < from.Segment && st.TablesOf(s.ID)+uses[s.ID] == 0 {
-			ids = append(ids, s.ID)
+		if s.Kind == manifest.SegmentLog && s.ID >= from.Segment || target[s.ID] || db.victims[s.ID] {
+			continue
+		}
+		if st.TablesOf(s.ID)+uses[s.ID] == 0 && !slices.Contains(e.DropSegments, s.ID) {
+			e.DropSegments = append(e.DropSegments, s.ID)
 		}
 	}
-	return ids
 }
 
 // installEdit makes e durable and then, in one step for readers, a view that
@@ -466,7 +469,7 @@ func (db *DB) installEdit(e *manifest.Edit, change func(*view)) error {
 	for _, t := range e.AddTables {
 		db.addFile(t)
 	}
-	db.dropFiles(e.DropTables)
+	db.dropFiles(e)
 	db.raiseExpiryClock(st.ExpiryClock)
 	next := db.newVersion(&st, prev, func(k int) bool { return touched[k] })
 	c := &db.commit

@@ -214,12 +214,12 @@ func (db *DB) raiseExpiryClock(t uint32) {
 
 // readDocument appends the value of a separated document to dst.
 func (db *DB) readDocument(v *view, m *memtable.View, key, dst []byte) ([]byte, error) {
-	s := v.version.segments[m.Value.Address.Segment]
-	if s == nil {
-		return dst, db.lostAddress(m.Value.Address)
+	s, a, err := v.version.locate(m.Value.Address, m.Seqno)
+	if err != nil {
+		return dst, db.readError(err)
 	}
 	db.counts.documentReads.Add(1)
-	out, _, err := wal.ReadDocument(s.File, m.Value.Address, m.Seqno, key, &db.secret, !db.o.BufferedIO, dst)
+	out, _, err := wal.ReadDocument(s.File, a, m.Seqno, key, &db.secret, !db.o.BufferedIO, dst)
 	if err != nil {
 		return dst, db.readError(err)
 	}

@@ -279,12 +279,12 @@ func (b *ReadBatch) addDocument(db *DB, i int, v *view) {
 		b.errs[i] = ErrReadLimit
 		return
 	}
-	s := v.version.segments[g.View.Value.Address.Segment]
-	if s == nil {
-		b.errs[i] = db.lostAddress(g.View.Value.Address)
+	s, a, err := v.version.locate(g.View.Value.Address, g.View.Seqno)
+	if err != nil {
+		b.errs[i] = db.readError(err)
 		return
 	}
-	b.docs = append(b.docs, wal.DocRead{File: s.File, Address: g.View.Value.Address, Seqno: g.View.Seqno, Key: g.Key})
+	b.docs = append(b.docs, wal.DocRead{File: s.File, Address: a, Seqno: g.View.Seqno, Key: g.Key})
 	b.docOf = append(b.docOf, int32(i))
 }
 

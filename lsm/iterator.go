@@ -345,13 +345,13 @@ func (it *Iterator) readAhead() error {
 			break
 		}
 		e.read = true
-		s := it.view.version.segments[e.Value.Address.Segment]
-		if s == nil {
-			e.err = db.lostAddress(e.Value.Address)
+		s, a, err := it.view.version.locate(e.Value.Address, e.Seqno)
+		if err != nil {
+			e.err = db.readError(err)
 			continue
 		}
 		_, key := entry.SplitKey(e.Key)
-		it.docs = append(it.docs, wal.DocRead{File: s.File, Address: e.Value.Address, Seqno: e.Seqno, Key: key})
+		it.docs = append(it.docs, wal.DocRead{File: s.File, Address: a, Seqno: e.Seqno, Key: key})
 		it.docOf = append(it.docOf, i)
 	}
 	if cap(it.buf) > 2*pageReadBytesMax {

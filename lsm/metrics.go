@@ -18,6 +18,11 @@ type counters struct {
 	blockReads, indexReads               atomic.Int64
 	flushes, flushedTables, flushedBytes atomic.Int64
 	flushedEntries, flushDropped         atomic.Int64
+
+	collections, gcRead, gcWritten, gcKept, gcDropped  atomic.Int64
+	probes, probesHit, movedReads                      atomic.Int64
+	merges, moves, mergeRead, mergeDropped, mergeBytes atomic.Int64
+	mergedTo                                           [levelsMax + 1]atomic.Int64 // bytes, by level
 }
 
 // flushed counts what a flush of one kvstore made.
@@ -92,6 +97,35 @@ type Stats struct {
 	FlushDropped   int64   `json:"flush_dropped_entries"`
 	Written        Written `json:"written_bytes"`
 
+	Compactions       int64  `json:"compactions"`
+	CompactionMoves   int64  `json:"compaction_moves"` // without writing
+	CompactionsFailed int64  `json:"compactions_failed"`
+	CompactionsNow    int    `json:"compactions_now"`
+	CompactionError   string `json:"compaction_error,omitempty"` // of the last one, if it failed
+	CompactionDropped int64  `json:"compaction_dropped_entries"`
+	CompactionRead    int64  `json:"compaction_read_bytes"`
+
+	// Garbage collection of segments.
+	Collections       int64  `json:"collections"`
+	CollectionsFailed int64  `json:"collections_failed"`
+	CollectingNow     bool   `json:"collecting_now"`
+	CollectionError   string `json:"collection_error,omitempty"`
+	// CollectionReason is why the last look for segments picked some, or none.
+	CollectionReason string `json:"collection_reason,omitempty"`
+	GCRead           int64  `json:"gc_read_bytes"`
+	GCKept           int64  `json:"gc_kept_documents"`
+	GCDropped        int64  `json:"gc_dropped_documents"`
+	Probes           int64  `json:"gc_probes"`
+	ProbesReplaced   int64  `json:"gc_probes_replaced"` // found a newer version
+	MovedReads       int64  `json:"moved_reads"`        // of documents under an old address
+	ProbeMemory      int64  `json:"probe_memory"`
+	IndexMemory      int64  `json:"index_memory"` // of segments, to find what was moved
+	// Allocated is what the files take, Live an estimate of what the newest
+	// versions take by key and value.
+	Allocated int64 `json:"allocated_bytes"`
+	Live      int64 `json:"live_bytes"`
+	Forwards  int   `json:"forwards"`
+
 	// Writers held up since Open, by cause.
 	Slowed       int64         `json:"slowed_writes"`
 	SlowedTime   time.Duration `json:"slowed_nanoseconds"`
@@ -115,7 +149,10 @@ type Written struct {
 	LogPrewrite int64 `json:"log_prewrite"` // zeros over fresh segments of a durable store
 	LogFooters  int64 `json:"log_footers"`  // seqno indexes of sealed segments
 	Flush       int64 `json:"flush"`        // tables made of memtables
-	Manifest    int64 `json:"manifest"`
+	GC          int64 `json:"gc"`           // documents that were alive in collected segments
+	// Compaction, by the level that was written to.
+	Compaction [levelsMax + 1]int64 `json:"compaction"`
+	Manifest   int64                `json:"manifest"`
 }
 
 // Stats returns the counters. It takes short locks only.
@@ -142,13 +179,37 @@ func (db *DB) Stats() Stats {
 	if err := db.sched.err; err != nil {
 		s.FlushError = err.Error()
 	}
+	s.CompactionsFailed, s.CompactionsNow = db.sched.mergesFailed, len(db.sched.mergesNow)
+	if err := db.sched.mergeErr; err != nil {
+		s.CompactionError = err.Error()
+	}
 	db.sched.mu.Unlock()
 	s.Flushes, s.FlushedTables = db.counts.flushes.Load(), db.counts.flushedTables.Load()
 	s.FlushedEntries, s.FlushDropped = db.counts.flushedEntries.Load(), db.counts.flushDropped.Load()
+	db.sched.mu.Lock()
+	s.CollectionsFailed, s.CollectingNow = db.sched.gcFailed, db.sched.collecting
+	if err := db.sched.gcErr; err != nil {
+		s.CollectionError = err.Error()
+	}
+	db.sched.mu.Unlock()
+	s.Collections, s.GCRead = db.counts.collections.Load(), db.counts.gcRead.Load()
+	s.GCKept, s.GCDropped = db.counts.gcKept.Load(), db.counts.gcDropped.Load()
+	s.Probes, s.ProbesReplaced, s.MovedReads = db.counts.probes.Load(), db.counts.probesHit.Load(), db.counts.movedReads.Load()
+	s.ProbeMemory, s.IndexMemory = db.probeBudget.Used(), db.log.IndexBytes()
+	s.Allocated, s.Live = db.gcAllocated.Load(), db.gcLive.Load()
+	if r := db.gcReason.Load(); r != nil {
+		s.CollectionReason = string(*r)
+	}
+	s.Compactions, s.CompactionMoves = db.counts.merges.Load(), db.counts.moves.Load()
+	s.CompactionDropped, s.CompactionRead = db.counts.mergeDropped.Load(), db.counts.mergeRead.Load()
 	s.BlockReads, s.IndexReads = db.counts.blockReads.Load(), db.counts.indexReads.Load()
 	s.Written = Written{
 		Log: s.Log.RecordBytes, LogPadding: s.Log.GroupBytes - s.Log.RecordBytes, LogPrewrite: s.Log.Prewritten,
 		LogFooters: s.Log.FooterBytes, Flush: db.counts.flushedBytes.Load(), Manifest: db.edits.log.WrittenBytes(),
+	}
+	s.Written.GC = db.counts.gcWritten.Load()
+	for i := range s.Written.Compaction {
+		s.Written.Compaction[i] = db.counts.mergedTo[i].Load()
 	}
 	rs := db.readers.Stats()
 	s.TablesOpen, s.TableMemory, s.TablesFenced = rs.Open, rs.MemoryBytes, rs.Fenced
@@ -169,6 +230,7 @@ func (db *DB) Stats() Stats {
 	db.commit.mu.Unlock()
 	st := db.edits.log.State()
 	s.ClearSeqno = st.ClearSeqno
+	s.Forwards = len(st.Forwards)
 	for _, x := range st.Segments {
 		s.LogBytes += max(x.FileBytes, int64(x.End))
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"fluxkv/compaction"
 	"fluxkv/internal/vfs"
 	"fluxkv/sstable"
 )
@@ -63,6 +64,23 @@ type Options struct {
 	// Flushers is how many memtables are written to tables at once, 1..16.
 	// Default 1.
 	Flushers int
+	// Compactors is how many merges of tables run at once, 1..16. Default 2.
+	Compactors int
+	// SpaceAmp is the space on disk that garbage may make of live data, from
+	// 1.1 to 4. Default 1.5. Less space is paid for with more writing.
+	SpaceAmp float64
+	// MergeShare is how much of the last level's entries may lie above it
+	// before they are merged into it, from 0.01 to 2. Default by SpaceAmp: 0.15
+	// where values are separated, 0.30 where inline values are much of the bytes.
+	MergeShare float64
+	// Leveled keeps the key index in levels that grow by LevelMultiplier
+	// (default 10), from BaseLevelBytes (default 64 MiB) on, and merges
+	// L0Tables flushes (default 4) into them: better space, about three times
+	// the writing. Default false: lazy leveling.
+	Leveled         bool
+	LevelMultiplier int
+	BaseLevelBytes  int64
+	L0Tables        int
 	// TableBytes is the size at which a table of the key index is cut.
 	// Default 32 MiB, from 1 MiB to 2 GiB.
 	TableBytes int64
@@ -98,6 +116,10 @@ type Options struct {
 	groupBytesMax int
 	// tableBytesMin is lowered by tests so that a flush makes several tables.
 	tableBytesMin int64
+	// noGC keeps garbage where it is.
+	noGC bool
+	// rangeBytesMin is lowered by tests so that a kvstore has several ranges.
+	rangeBytesMin int64
 	// replayBufferBytes is lowered by tests; 0 is the scanner's default.
 	replayBufferBytes int
 	// writeCacheMin is lowered by tests so that a few writes fill the cache;
@@ -142,6 +164,21 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Flushers == 0 {
 		o.Flushers = 1
+	}
+	if o.Compactors == 0 {
+		o.Compactors = 2
+	}
+	if o.SpaceAmp == 0 {
+		o.SpaceAmp = 1.5
+	}
+	if o.LevelMultiplier == 0 {
+		o.LevelMultiplier = 10
+	}
+	if o.BaseLevelBytes == 0 {
+		o.BaseLevelBytes = 64 * mib
+	}
+	if o.L0Tables == 0 {
+		o.L0Tables = 4
 	}
 	if o.TableBytes == 0 {
 		o.TableBytes = 32 * mib
@@ -223,6 +260,24 @@ func (o Options) Validate() error {
 	if o.Flushers < 1 || o.Flushers > kvstoresMax {
 		bad("Flushers %d: want 1 to %d", o.Flushers, kvstoresMax)
 	}
+	if o.Compactors < 1 || o.Compactors > 16 {
+		bad("Compactors %d: want 1 to 16", o.Compactors)
+	}
+	if !(o.SpaceAmp >= 1.1 && o.SpaceAmp <= 4) {
+		bad("SpaceAmp %g: want 1.1 to 4", o.SpaceAmp)
+	}
+	if o.MergeShare != 0 && !(o.MergeShare >= 0.01 && o.MergeShare <= 2) {
+		bad("MergeShare %g: want 0.01 to 2", o.MergeShare)
+	}
+	if o.LevelMultiplier < 2 || o.LevelMultiplier > 100 {
+		bad("LevelMultiplier %d: want 2 to 100", o.LevelMultiplier)
+	}
+	if o.BaseLevelBytes < o.tableBytesMin {
+		bad("BaseLevelBytes %d: want at least 1 MiB", o.BaseLevelBytes)
+	}
+	if o.L0Tables < 1 || o.L0Tables > 64 {
+		bad("L0Tables %d: want 1 to 64", o.L0Tables)
+	}
 	if o.TableBytes < o.tableBytesMin || o.TableBytes > 2*gib {
 		bad("TableBytes %d: want 1 MiB to 2 GiB", o.TableBytes)
 	}
@@ -245,6 +300,14 @@ func (o Options) Validate() error {
 		bad("MaxItemBytes %d: want at most 64 MiB", o.MaxItemBytes)
 	}
 	return errors.Join(errs...)
+}
+
+// picker decides what to merge.
+func (o Options) picker() compaction.Picker {
+	return compaction.Lazy{
+		MergeShare: o.MergeShare, SpaceAmp: o.SpaceAmp, TableBytes: o.TableBytes,
+		RangeBytesMin: o.rangeBytesMin,
+	}
 }
 
 // tableMemory bounds what the filters and indexes of tables take: what the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path"
 	"sync/atomic"
 	"time"
@@ -40,6 +41,10 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	db := &DB{o: o, dir: dir, fs: o.FS, batchBytesMax: o.BatchBytesMax(), drained: make(chan struct{}, 1)}
 	db.snapshots.open = map[Seqno]int{}
 	db.sched.init()
+	db.picker = o.picker()
+	db.victims, db.forwardBorn = map[entry.SegmentID]bool{}, map[entry.SegmentID]uint64{}
+	db.freshBits.Store(math.Float64bits(1))
+	db.probeBudget = offheap.NewBudget(o.tableMemory() / 2)
 	db.obsolete.wake = db.sched.wake
 	db.quota.init(o.WriteCache, o.Reject, db.sched.wake)
 	db.commit.stripes = make([]Seqno, stripeCount)
@@ -328,7 +333,7 @@ func (r *recoverer) startLog() error {
 
 	db.readers = sstable.NewReaders(sstable.ReadersOptions{
 		FS: db.fs, Dir: path.Join(db.dir, TablesDir), StoreID: db.format.StoreID, Direct: !db.o.BufferedIO,
-		MaxOpen: db.o.OpenTables, Memory: offheap.NewBudget(db.o.tableMemory()),
+		MaxOpen: db.o.OpenTables, Memory: offheap.NewBudget(db.o.tableMemory() / 2),
 	})
 	db.files = tableFiles{}
 	for _, t := range r.state.Tables {

@@ -348,6 +348,7 @@ var flushScenarios = []*scenario{
 				return nil
 			})
 			p.flush(0)
+			p.sees("flush that goes on after a clear", func(s Stats) bool { return s.FlushesFailed == 0 })
 			p.verify()
 			p.store()
 			p.write(0, "k1")

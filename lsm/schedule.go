@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fluxkv/compaction"
+	"fluxkv/internal/entry"
 	"fluxkv/internal/vfs"
 )
 
@@ -51,16 +53,38 @@ type scheduler struct {
 	busy    [kvstoresMax]bool
 	upTo    Seqno // flush whatever has a version at or below it
 	jobs    int64
-	failed  int64 // of jobs
-	err     error // of the last job
-	retryAt time.Time
-	backoff time.Duration
-	ended   bool
+	// idle says that nobody writes. compact counts the callers of Compact, who
+	// want everything merged and collected that is worth it.
+	idle    bool
+	compact int
+	looks   int64 // for merges and collections that found nothing to do
+	// Merges: those under way, tables that they must leave alone, and as above.
+	mergesNow    []*compaction.Job
+	mergeSeqs    []uint64 // their numbers
+	fenced       map[uint64]bool
+	mergesFailed int64
+	mergeErr     error
+	mergeAt      time.Time
+	mergeBackoff time.Duration
+	// Garbage collection: one at a time.
+	collecting     bool
+	fencedSegments map[entry.SegmentID]time.Time // until then
+	gcFailed       int64
+	gcErr          error
+	gcAt           time.Time
+	gcBackoff      time.Duration
+	failed         int64 // of jobs
+	err            error // of the last job
+	retryAt        time.Time
+	backoff        time.Duration
+	ended          bool
 }
 
 func (s *scheduler) init() {
 	s.kick = make(chan struct{}, 1)
 	s.cond.L = &s.mu
+	s.fenced = map[uint64]bool{}
+	s.fencedSegments = map[entry.SegmentID]time.Time{}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.usedAt.Store(math.MaxInt64)
 	s.paddedAt.Store(math.MaxInt64)
@@ -110,7 +134,11 @@ func (db *DB) runScheduler() {
 		case <-s.ctx.Done():
 			return
 		case <-tick.C:
-			if db.idleFor(&idle) >= db.o.IdleFlush && !idle.done {
+			rests := db.idleFor(&idle) >= db.o.IdleFlush
+			s.mu.Lock()
+			s.idle = rests
+			s.mu.Unlock()
+			if rests && !idle.done {
 				idle.done = true
 				db.rest()
 			}
@@ -122,7 +150,58 @@ func (db *DB) runScheduler() {
 		}
 		for db.startFlush() {
 		}
+		for db.startCompaction() {
+		}
+		db.startGC()
+		db.looked()
 	}
+}
+
+// looked notes that there is nothing to merge or collect, for those who wait.
+func (db *DB) looked() {
+	s := &db.sched
+	s.mu.Lock()
+	if len(s.mergesNow) == 0 && !s.collecting {
+		s.looks++
+		s.cond.Broadcast()
+	}
+	s.mu.Unlock()
+}
+
+// Compact flushes, merges tables and collects segments as far as that gives
+// space back or spares later reads, and returns when nothing worth it is left.
+// It is not needed: a store does all of it by itself, and the rest when nobody
+// writes. Errors: ErrClosed, ErrReadOnly, or what kept a job from its end, which
+// may pass.
+func (db *DB) Compact() error {
+	if err := db.Flush(); err != nil {
+		return err
+	}
+	if err := db.enter(); err != nil {
+		return err
+	}
+	defer db.leave()
+	s := &db.sched
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.compact++
+	defer func() { s.compact-- }()
+	failed := s.mergesFailed + s.gcFailed
+	// A look that began before this call does not count.
+	for target := s.looks + 2; s.looks < target; {
+		if err := db.writable(); err != nil {
+			return err
+		}
+		if s.ended {
+			return ErrClosed
+		}
+		if s.mergesFailed+s.gcFailed != failed {
+			return db.writeError(cmp.Or(s.mergeErr, s.gcErr))
+		}
+		s.wake()
+		s.cond.Wait()
+	}
+	return nil
 }
 
 // idleWatch is what the scheduler remembers to tell an idle store.

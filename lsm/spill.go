@@ -97,20 +97,9 @@ func (r *recoverer) addSpilled(e *manifest.Edit) error {
 			e.Flushed = append(e.Flushed, manifest.Flushed{KVStore: uint16(k), Seqno: s.upTo})
 		}
 	}
-	e.AddDead = deadSets(&r.state, dead)
+	e.AddDead = r.db.deadSets(&r.state, dead)
 	e.ReplayFrom = s.from
-	if mutant.SpillReplayFromEnd {
-		e.ReplayFrom = r.scan.End
-	}
-	have := map[entry.SegmentID]bool{}
-	for _, id := range e.DropSegments {
-		have[id] = true
-	}
-	for _, id := range unneeded(&r.state, e) {
-		if !have[id] {
-			e.DropSegments = append(e.DropSegments, id)
-		}
-	}
+	r.db.unneeded(&r.state, e)
 	dir := path.Join(r.db.dir, TablesDir)
 	if err := mutant.Skip(mutant.SkipSpillDirSync, func() error { return r.db.fs.SyncDir(dir) }); err != nil {
 		return fmt.Errorf("sync directory %s: %w", dir, err)

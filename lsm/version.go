@@ -32,6 +32,9 @@ type version struct {
 	// segments hold the documents that tables and memtables address.
 	segments map[entry.SegmentID]*wal.Segment
 	files    []*tableFile // of all runs
+	byNumber map[uint64]*tableFile
+	// state is the manifest's.
+	state *manifest.State
 }
 
 // run is a list of tables that share no key, in the order of keys.
@@ -39,12 +42,18 @@ type run struct {
 	files []*tableFile
 }
 
-// tableFile is one table of the key index.
+// tableFile is one table of the key index, in the place that an edit gave it.
 type tableFile struct {
-	meta    *manifest.Table
+	meta *manifest.Table
+	*tableHandle
+}
+
+// tableHandle is what a table has wherever it is moved to.
+type tableHandle struct {
 	handle  *sstable.Handle
-	refs    atomic.Int32 // versions that name it
-	dropped atomic.Bool  // by an edit of the manifest
+	probe   atomic.Pointer[probeBytes] // in memory for the liveness probe, or nil
+	refs    atomic.Int32               // versions that name it
+	dropped atomic.Bool                // by an edit of the manifest
 }
 
 // find returns the table of the run that may hold an internal key, or nil.
@@ -82,20 +91,22 @@ type tableFiles map[uint64]*tableFile
 // edits.mu is held, or Open runs. prev, if given, shares the runs of kvstores
 // that are not in changed.
 func (db *DB) newVersion(st *manifest.State, prev *version, changed func(kvstore int) bool) *version {
-	v := &version{db: db, segments: make(map[entry.SegmentID]*wal.Segment, len(st.Segments))}
+	v := &version{db: db, segments: make(map[entry.SegmentID]*wal.Segment, len(st.Segments)), state: st}
 	v.refs.Store(1)
 	for k := range db.kvstores {
 		if prev != nil && !changed(k) {
 			v.runs[k] = prev.runs[k]
 		} else {
-			v.runs[k] = db.runsOf(st.LevelTables(uint16(k), 0))
+			v.runs[k] = db.runsOf(st, k)
 		}
 		for _, r := range v.runs[k] {
 			v.files = append(v.files, r.files...)
 		}
 	}
+	v.byNumber = make(map[uint64]*tableFile, len(v.files))
 	for _, f := range v.files {
 		f.refs.Add(1)
+		v.byNumber[f.meta.Number] = f
 	}
 	bytes := int64(0)
 	for _, f := range v.files {
@@ -111,39 +122,75 @@ func (db *DB) newVersion(st *manifest.State, prev *version, changed func(kvstore
 	return v
 }
 
-// runsOf sorts the tables of level 0 of a kvstore into runs.
-func (db *DB) runsOf(tables []*manifest.Table) []*run {
-	byRun := map[uint64]*run{}
-	var runs []*run
-	for _, t := range tables { // in the order of keys
-		r := byRun[t.Run]
-		if r == nil {
-			r = &run{}
-			byRun[t.Run] = r
-			runs = append(runs, r)
-		}
-		r.files = append(r.files, db.files[t.Number])
-	}
-	// Runs that share keys have disjoint seqnos (R14).
-	slices.SortFunc(runs, func(a, b *run) int {
+// runsOf lays the tables of a kvstore out in as few runs as a read may have to
+// look into: of any two tables that share keys the newer one is in an earlier
+// run. Tables of level 0 that share keys have disjoint seqnos (R14), and are
+// newer than those of the levels below, each of which is a run by itself.
+func (db *DB) runsOf(st *manifest.State, kvstore int) []*run {
+	tables := slices.Clone(st.LevelTables(uint16(kvstore), 0))
+	slices.SortFunc(tables, func(a, b *manifest.Table) int {
 		if mutant.OldestRunFirst {
 			a, b = b, a
 		}
-		return cmp.Compare(b.files[0].meta.HighestSeqno, a.files[0].meta.HighestSeqno)
+		return cmp.Compare(b.HighestSeqno, a.HighestSeqno)
 	})
+	var runs []*run
+	for _, t := range tables {
+		i := len(runs)
+		for i > 0 && !runs[i-1].overlaps(t) {
+			i--
+		}
+		if i == len(runs) {
+			runs = append(runs, &run{})
+		}
+		runs[i].insert(db.files[t.Number])
+	}
+	for level := 1; level <= levelsMax; level++ {
+		if below := st.LevelTables(uint16(kvstore), uint8(level)); len(below) > 0 {
+			r := &run{}
+			for _, t := range below {
+				r.files = append(r.files, db.files[t.Number])
+			}
+			runs = append(runs, r)
+		}
+	}
 	return runs
 }
 
-// addFile makes a table known. edits.mu is held, or Open runs.
-func (db *DB) addFile(t *manifest.Table) {
-	db.files[t.Number] = &tableFile{meta: t, handle: db.readers.Add(t.Number)}
+// levelsMax is the deepest sorted level.
+const levelsMax = 7
+
+// at returns the place of the first table that ends at or behind key.
+func (r *run) at(key []byte) int {
+	return sort.Search(len(r.files), func(i int) bool { return bytes.Compare(r.files[i].meta.Largest, key) >= 0 })
 }
 
-// dropFiles forgets tables that an edit dropped; they go when the last version
-// with them does. edits.mu is held.
-func (db *DB) dropFiles(numbers []uint64) {
-	for _, n := range numbers {
-		if f := db.files[n]; f != nil {
+func (r *run) overlaps(t *manifest.Table) bool {
+	i := r.at(t.Smallest)
+	return i < len(r.files) && bytes.Compare(r.files[i].meta.Smallest, t.Largest) <= 0
+}
+
+func (r *run) insert(f *tableFile) { r.files = slices.Insert(r.files, r.at(f.meta.Smallest), f) }
+
+// addFile makes a table known, or gives a known one another place. edits.mu is
+// held, or Open runs.
+func (db *DB) addFile(t *manifest.Table) {
+	f := db.files[t.Number]
+	if f == nil {
+		f = &tableFile{tableHandle: &tableHandle{handle: db.readers.Add(t.Number)}}
+	}
+	db.files[t.Number] = &tableFile{meta: t, tableHandle: f.tableHandle}
+}
+
+// dropFiles forgets tables that an edit dropped and did not add again; they go
+// when the last version with them does. edits.mu is held.
+func (db *DB) dropFiles(e *manifest.Edit) {
+	moved := map[uint64]bool{}
+	for _, t := range e.AddTables {
+		moved[t.Number] = true
+	}
+	for _, n := range e.DropTables {
+		if f := db.files[n]; f != nil && !moved[n] {
 			f.dropped.Store(true)
 			delete(db.files, n)
 		}
@@ -167,6 +214,42 @@ func (v *version) release() {
 	for _, s := range v.segments {
 		s.Release()
 	}
+}
+
+// locate returns the segment that holds the document of seqno, and its address
+// there: that of a when nothing moved it (design R8). An address that leads
+// nowhere is damage, never a miss.
+func (v *version) locate(a entry.Address, seqno Seqno) (*wal.Segment, entry.Address, error) {
+	if s := v.segments[a.Segment]; s != nil {
+		return s, a, nil
+	}
+	s, b, err := v.find(a, seqno)
+	if err != nil {
+		return nil, a, err
+	}
+	if s == nil {
+		return nil, a, v.db.lostAddress(a)
+	}
+	v.db.counts.movedReads.Add(1)
+	return s, b, nil
+}
+
+// find looks for a document whose segment was collected; nil when no output has
+// it.
+func (v *version) find(a entry.Address, seqno Seqno) (*wal.Segment, entry.Address, error) {
+	var ids [8]entry.SegmentID
+	var among [8]*wal.Segment
+	n := 0
+	for _, id := range v.state.Resolve(ids[:0], a.Segment, seqno) {
+		if s := v.segments[id]; s != nil {
+			if n == len(among) {
+				break
+			}
+			among[n] = s
+			n++
+		}
+	}
+	return wal.FindMoved(v.db.sched.ctx, among[:n], a, seqno)
 }
 
 // obsolete are dropped tables that no version names. Their files are removed by
@@ -201,6 +284,7 @@ func (db *DB) tableName(number uint64) string {
 // space until the next open, not data.
 func (db *DB) removeObsolete() {
 	for _, f := range db.obsolete.take() {
+		f.freeProbe(db)
 		if err := f.handle.Close(); err != nil {
 			db.o.Logf("close table %s: %v", db.tableName(f.meta.Number), err)
 		}

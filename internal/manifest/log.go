@@ -24,6 +24,7 @@ type Log struct {
 	// nextFile is the number NextFileNumber hands out next. It is outside mu so
 	// that nobody who needs a file number waits for a sync.
 	nextFile atomic.Uint64
+	length   atomic.Int64 // of the file in force
 	written  atomic.Int64 // bytes, of all manifests since Open
 
 	// run starts the work of a rotation: in a goroutine, unless a test wants to
@@ -155,6 +156,9 @@ func (l *Log) SeenFile(n uint64) {
 
 // WrittenBytes is what this Log has written so far, snapshots included.
 func (l *Log) WrittenBytes() int64 { return l.written.Load() }
+
+// FileBytes is the length of the manifest in force. It waits for nothing.
+func (l *Log) FileBytes() int64 { return l.length.Load() }
 
 // State returns the state after the last successful Apply.
 func (l *Log) State() State {
@@ -300,6 +304,7 @@ func (l *Log) appendLocked(e *Edit) error {
 		return l.poisonedLocked()
 	}
 	l.end += int64(len(rec))
+	l.length.Store(l.end)
 	l.written.Add(int64(len(rec)))
 	l.promised = e == nil
 	if l.rotation != nil && e != nil {

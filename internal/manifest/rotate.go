@@ -160,6 +160,7 @@ func (l *Log) switchLocked(st State, f vfs.File, end, snapshotEnd int64) error {
 		_ = l.file.Close() // every record in it was synced, and the new file holds them
 	}
 	l.state, l.file, l.end, l.promised = st, f, end, true
+	l.length.Store(end)
 	l.rotateAt = max(cmp.Or(l.rotateMin, rotateBytesMin), rotateSnapshotsMin*snapshotEnd)
 	if old != 0 {
 		// A leftover is found by Obsolete at the next open.

@@ -61,4 +61,8 @@ const (
 	MoveUnverified       = false
 	SkipMovedDirSync     = false
 	SkipMovedSync        = false
+	CountPhantoms        = false
+	DropForwardEarly     = false
+	ForgetDeadMeanwhile  = false
+	ProbeWithoutHorizon  = false
 )

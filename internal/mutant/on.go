@@ -136,4 +136,12 @@ var (
 	SkipMovedDirSync = on("SkipMovedDirSync")
 	// SkipMovedSync names outputs of garbage collection that were not synced.
 	SkipMovedSync = on("SkipMovedSync")
+	// CountPhantoms counts a dead document in an output that does not have it.
+	CountPhantoms = on("CountPhantoms")
+	// DropForwardEarly forgets where documents went while tables still name their old place.
+	DropForwardEarly = on("DropForwardEarly")
+	// ForgetDeadMeanwhile does not carry over what died while segments were collected.
+	ForgetDeadMeanwhile = on("ForgetDeadMeanwhile")
+	// ProbeWithoutHorizon lets garbage collection drop what a newer version replaces that nobody may see yet.
+	ProbeWithoutHorizon = on("ProbeWithoutHorizon")
 )

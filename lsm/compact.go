@@ -1,0 +1,251 @@
+package lsm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"fluxkv/compaction"
+	"fluxkv/internal/entry"
+	"fluxkv/internal/iter"
+	"fluxkv/sstable"
+	"fluxkv/wal"
+)
+
+// compactJob is one merge of tables under way:
+//
+//	pick      (scheduler.mu)  a job over the current version's state; its tables are busy
+//	write                     what Elision leaves of the inputs, in new tables, synced and verified
+//	install   (edits.mu)      one edit: inputs out, outputs in, dead seqnos, segments that nothing names
+type compactJob struct {
+	db     *DB
+	view   *view // pins the inputs
+	job    compaction.Job
+	result compaction.Result
+}
+
+// scanMergeBytes is what a merge reads at once of each input.
+const scanMergeBytes = 256 * kib
+
+// startCompaction starts one merge if there is need and leave for it.
+func (db *DB) startCompaction() bool {
+	s := &db.sched
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if db.o.flushOnDemand && s.compact == 0 {
+		return false
+	}
+	if s.ended || db.readOnly.Load() != nil || len(s.mergesNow) >= db.o.Compactors || time.Now().Before(s.mergeAt) {
+		return false
+	}
+	v := db.pin()
+	if v == nil {
+		return false
+	}
+	job, ok := db.picker.Pick(compaction.Picture{
+		State: v.version.state, KVStores: db.kvstores, Idle: s.idle || s.compact > 0,
+		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced[n] },
+		Horizon: db.horizon(),
+	})
+	if !ok {
+		v.release()
+		return false
+	}
+	c := &compactJob{db: db, view: v, job: job}
+	s.mergesNow = append(s.mergesNow, &c.job)
+	s.mergeSeqs = append(s.mergeSeqs, db.mergeSeq.Add(1))
+	s.done.Add(1)
+	go func() {
+		defer s.done.Done()
+		start := time.Now()
+		err := c.run(s.ctx)
+		c.view.release()
+		db.compactionEnded(c, err, time.Since(start))
+	}()
+	return true
+}
+
+// compactionEnded notes the outcome of a merge. The inputs of one that could not
+// be read are left alone until the next start (design R21); everything else
+// goes on.
+func (db *DB) compactionEnded(c *compactJob, err error, took time.Duration) {
+	s := &db.sched
+	s.mu.Lock()
+	if errors.Is(err, sstable.ErrCorrupt) || errors.Is(err, wal.ErrCorrupt) {
+		for _, run := range c.job.Inputs {
+			for _, t := range run {
+				s.fenced[t.Number] = true
+			}
+		}
+	}
+	i := slices.Index(s.mergesNow, &c.job)
+	s.mergesNow = slices.Delete(s.mergesNow, i, i+1)
+	s.mergeSeqs = slices.Delete(s.mergeSeqs, i, i+1)
+	switch {
+	case err == nil:
+		s.mergeBackoff, s.mergeAt = 0, time.Time{}
+		s.mergeErr = nil
+	case s.ended || errors.Is(err, errGone):
+	default:
+		s.mergesFailed++
+		s.mergeErr = err
+		s.mergeBackoff = min(max(2*s.mergeBackoff, flushRetryMin), flushRetryMax)
+		s.mergeAt = time.Now().Add(s.mergeBackoff)
+		time.AfterFunc(s.mergeBackoff+time.Millisecond, s.wake)
+	}
+	s.cond.Broadcast()
+	s.mu.Unlock()
+	if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {
+		db.o.Logf("compaction of kvstore %d: %v", c.job.KVStore, err)
+	}
+	s.wake()
+}
+
+// errGone: a clear dropped inputs while a job worked on them. Nothing is lost.
+var errGone = errors.New("inputs were dropped")
+
+func (c *compactJob) run(ctx context.Context) error {
+	if !c.job.Move {
+		if err := c.write(ctx); err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return errors.Join(err, c.remove())
+		}
+	}
+	return c.install()
+}
+
+func (c *compactJob) remove() error {
+	err := c.db.removeUnnamed(c.result.Tables)
+	c.result = compaction.Result{}
+	return err
+}
+
+// write merges the inputs.
+func (c *compactJob) write(ctx context.Context) error {
+	db := c.db
+	var sources []entry.Iterator
+	for _, in := range c.job.Inputs {
+		r := &run{}
+		for _, t := range in {
+			r.files = append(r.files, c.view.version.byNumber[t.Number])
+		}
+		sources = append(sources, r.newIter(sstable.IterOptions{ReadAheadBytes: scanMergeBytes}))
+	}
+	src := iter.NewMerge(sources...)
+	defer src.Close()
+	policy := db.flushPolicy(0)
+	policy.Bottom = c.job.Bottom
+	o := compaction.MergeOptions{
+		Output: db.tableOutput(int(c.job.KVStore)), Policy: policy,
+		Versions: c.job.Entries, Bytes: c.job.Bytes,
+	}
+	o.Boundaries, o.LeaveDirSync = c.job.Boundaries, false
+	if c.job.OutLevel > 0 && db.o.BloomBits > 0 && c.job.Bottom {
+		o.BloomBits = db.o.BloomBits
+	}
+	o.Resolve = func(a entry.Address, seqno entry.Seqno) (entry.Address, bool, error) {
+		v := c.view.version
+		if v.segments[a.Segment] != nil {
+			return a, true, nil
+		}
+		s, b, err := v.find(a, seqno)
+		return b, s != nil, err
+	}
+	o.Pace = func(bytes int) { db.pace(ctx, bytes) }
+	var err error
+	c.result, err = compaction.Merge(ctx, src, o)
+	return err
+}
+
+// tableOutput says how tables of a kvstore are written.
+func (db *DB) tableOutput(kvstore int) compaction.Output {
+	o := compaction.Output{
+		FS: db.fs, Dir: path.Join(db.dir, TablesDir), Direct: !db.o.BufferedIO, LeaveDirSync: true,
+		NextNumber: db.edits.log.NextFileNumber, Hash: xxhash.Sum64, TableBytes: db.o.TableBytes,
+		StoreID: db.format.StoreID, KVStore: uint16(kvstore),
+		BlockBytes: db.o.BlockBytes, WriteBufferBytes: db.o.TableWriteBuffer,
+	}
+	if db.o.BloomBits > 0 {
+		o.BloomBits = db.o.BloomBits + upperBloomBits
+	}
+	if db.o.CompressIndex {
+		o.Compression = sstable.Snappy
+	}
+	return o
+}
+
+// install swaps inputs for outputs.
+func (c *compactJob) install() error {
+	db := c.db
+	db.edits.mu.Lock()
+	defer db.edits.mu.Unlock()
+	st := db.edits.log.State()
+	e := c.job.Edit(&c.result)
+	e.ExpiryClock = c.result.DecidedAt
+	for _, n := range e.DropTables {
+		if db.files[n] == nil {
+			return errors.Join(errGone, c.remove())
+		}
+	}
+	e.AddDead = db.deadSets(&st, c.result.Dead)
+	db.dropForwards(&st, e)
+	db.unneeded(&st, e)
+	if err := db.installEdit(e, func(*view) {}); err != nil {
+		if !errors.Is(err, wal.ErrFailed) {
+			err = errors.Join(err, c.remove())
+		}
+		return db.edited(err)
+	}
+	db.counts.compacted(&c.job, &c.result)
+	c.learn()
+	return nil
+}
+
+// learn notes how many of the versions that came to the last level were of new
+// keys.
+func (c *compactJob) learn() {
+	if !c.job.Bottom || c.job.OutLevel == 0 || len(c.job.Inputs) == 0 {
+		return
+	}
+	above, before := 0.0, 0.0
+	for _, run := range c.job.Inputs {
+		for _, t := range run {
+			if t.Level == c.job.OutLevel {
+				before += float64(t.Entries)
+			} else {
+				above += float64(t.Entries)
+			}
+		}
+	}
+	c.db.noteFresh(above, float64(c.result.Out)-before)
+}
+
+// pace lets foreground work go first: while writers wait for the disk a merge
+// waits too, for a bounded time, so that it always makes progress.
+func (db *DB) pace(ctx context.Context, bytes int) {
+	db.counts.mergeBytes.Add(int64(bytes))
+}
+
+// compacted counts a merge by the level it wrote to.
+func (n *counters) compacted(j *compaction.Job, r *compaction.Result) {
+	level := min(int(j.OutLevel), len(n.mergedTo)-1)
+	n.mergedTo[level].Add(r.Bytes)
+	n.mergeDropped.Add(int64(r.Dropped))
+	if j.Move {
+		n.moves.Add(1)
+	} else {
+		n.merges.Add(1)
+		n.mergeRead.Add(j.Bytes)
+	}
+}
+
+func (c *compactJob) String() string {
+	return fmt.Sprintf("%s: kvstore %d, %d runs, %d bytes", c.job.Reason, c.job.KVStore, len(c.job.Inputs), c.job.Bytes)
+}
