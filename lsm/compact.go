@@ -24,7 +24,7 @@ import (
 //	install   (edits.mu)      one edit: inputs out, outputs in, dead seqnos, segments that nothing names
 type compactJob struct {
 	db     *DB
-	view   *view // pins the inputs
+	from   *version // pins the inputs; a view would pin memtables, too
 	job    compaction.Job
 	result compaction.Result
 }
@@ -56,7 +56,8 @@ func (db *DB) startCompaction() bool {
 		v.release()
 		return false
 	}
-	c := &compactJob{db: db, view: v, job: job}
+	c := &compactJob{db: db, from: v.version.retain(), job: job}
+	v.release()
 	s.mergesNow = append(s.mergesNow, &c.job)
 	s.mergeSeqs = append(s.mergeSeqs, db.mergeSeq.Add(1))
 	s.done.Add(1)
@@ -64,7 +65,7 @@ func (db *DB) startCompaction() bool {
 		defer s.done.Done()
 		start := time.Now()
 		err := c.run(s.ctx)
-		c.view.release()
+		c.from.release()
 		db.compactionEnded(c, err, time.Since(start))
 	}()
 	return true
@@ -134,7 +135,7 @@ func (c *compactJob) write(ctx context.Context) error {
 	for _, in := range c.job.Inputs {
 		r := &run{}
 		for _, t := range in {
-			r.files = append(r.files, c.view.version.byNumber[t.Number])
+			r.files = append(r.files, c.from.byNumber[t.Number])
 		}
 		sources = append(sources, r.newIter(sstable.IterOptions{ReadAheadBytes: scanMergeBytes}))
 	}
@@ -151,11 +152,10 @@ func (c *compactJob) write(ctx context.Context) error {
 		o.BloomBits = db.o.BloomBits
 	}
 	o.Resolve = func(a entry.Address, seqno entry.Seqno) (entry.Address, bool, error) {
-		v := c.view.version
-		if v.segments[a.Segment] != nil {
+		if c.from.segments[a.Segment] != nil {
 			return a, true, nil
 		}
-		s, b, err := v.find(a, seqno)
+		s, b, err := c.from.find(a, seqno)
 		return b, s != nil, err
 	}
 	o.Pace = func(bytes int) { db.pace(ctx, bytes) }

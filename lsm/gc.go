@@ -27,7 +27,7 @@ import (
 // Nothing is looked up on the device: what is not in memory counts as live.
 type gcJob struct {
 	db      *DB
-	view    *view // pins the victims, and what is asked about liveness
+	from    *version // pins the victims; a view would pin memtables, too
 	job     compaction.GCJob
 	horizon Seqno
 	results []wal.RewriteResult
@@ -63,11 +63,12 @@ func (db *DB) startGC() bool {
 	s.collecting = true
 	s.done.Add(1)
 	s.mu.Unlock()
-	c := &gcJob{db: db, view: v, job: job}
+	c := &gcJob{db: db, from: v.version.retain(), job: job}
+	v.release()
 	go func() {
 		defer s.done.Done()
 		err := c.run(s.ctx)
-		c.view.release()
+		c.from.release()
 		db.gcEnded(c, err)
 	}()
 	return true
@@ -148,7 +149,7 @@ func (c *gcJob) run(ctx context.Context) error {
 	if mutant.ProbeWithoutHorizon {
 		c.horizon = entry.MaxSeqno
 	}
-	c.probe.init(db, c.view, c.horizon)
+	c.probe.init(db, c.from, c.horizon)
 	defer c.probe.end()
 	db.edits.mu.Lock()
 	for _, id := range slices.Concat(c.job.Once, c.job.Again) {
@@ -178,7 +179,7 @@ func (c *gcJob) run(ctx context.Context) error {
 
 func (c *gcJob) rewrite(ctx context.Context, ids []entry.SegmentID) (wal.RewriteResult, error) {
 	db := c.db
-	st := c.view.version.state
+	st := c.from.state
 	var victims []wal.RewriteVictim
 	dead := map[entry.SegmentID]*manifest.DeadSet{}
 	for _, id := range ids {
@@ -362,17 +363,22 @@ func (db *DB) noteFresh(above, more float64) {
 // and the tables above the last level as far as the budget lets them be kept.
 type prober struct {
 	db      *DB
-	view    *view
+	view    *view // the current one, changed every viewProbes probes
+	asked   int
 	horizon Seqno
 	get     tableGet
 	key     []byte
 	m       memtable.View
 }
 
-func (p *prober) init(db *DB, v *view, horizon Seqno) {
-	p.db, p.view, p.horizon = db, v, horizon
+// viewProbes is how long a prober stays on one view, in probes: it keeps memory
+// from being given back.
+const viewProbes = 256
+
+func (p *prober) init(db *DB, v *version, horizon Seqno) {
+	p.db, p.horizon = db, horizon
 	for k := range db.kvstores {
-		for _, r := range v.version.runs[k] {
+		for _, r := range v.runs[k] {
 			for _, f := range r.files {
 				if f.meta.Level == 0 {
 					f.loadProbe(db)
@@ -382,13 +388,24 @@ func (p *prober) init(db *DB, v *view, horizon Seqno) {
 	}
 }
 
-func (p *prober) end() { p.get.buf.Free() }
+func (p *prober) end() {
+	p.get.buf.Free()
+	p.view.release()
+	p.view = nil
+}
 
 // replaced reports whether a newer version of exactly this key is at or below
 // the horizon (design R5).
 func (p *prober) replaced(r *wal.Record) bool {
 	db := p.db
 	db.counts.probes.Add(1)
+	if p.asked%viewProbes == 0 {
+		p.view.release()
+		p.view = db.pin()
+	}
+	if p.asked++; p.view == nil {
+		return false // the store is closing
+	}
 	hash := xxhash.Sum64(r.Key)
 	vb := db.vbucket(r.Key)
 	k := int(vb) % db.kvstores
