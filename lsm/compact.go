@@ -47,8 +47,10 @@ func (db *DB) startCompaction() bool {
 	if v == nil {
 		return false
 	}
+	now, look := db.expiryNow(), s.idle || s.compact > 0
 	job, ok := db.picker.Pick(compaction.Picture{
-		State: v.version.state, KVStores: db.kvstores, Idle: s.idle || s.compact > 0,
+		Expired: func(n uint64) uint64 { return v.version.expiredIn(n, now, look) },
+		State:   v.version.state, KVStores: db.kvstores, Idle: s.idle || s.compact > 0,
 		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced[n] },
 		Horizon: db.horizon(),
 	})

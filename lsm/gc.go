@@ -95,6 +95,9 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 		SegmentBytes: db.segmentBytes(),
 		Next:         Seqno(db.publish.visible.Load()) + 1,
 	}
+	if free, err := db.fs.FreeBytes(db.dir); err == nil {
+		p.Cramped = free < db.reserveBytes(p.SegmentBytes)
+	}
 	for _, t := range st.Tables {
 		p.Allocated += t.FileBytes
 	}

@@ -13,6 +13,10 @@ const (
 	slowBytesPerSecond = 32 * mib
 	// slowSleepMin collects delays until they are worth a sleep.
 	slowSleepMin = 200 * time.Microsecond
+	// runsSlow is the number of runs of one kvstore from which writers are slowed,
+	// so that merges keep up; from runsSlowest on each gets runsBytesPerSecond.
+	runsSlow, runsSlowest = 24, 48
+	runsBytesPerSecond    = mib
 	// indexBytes is what the hash index takes for an operation, at load 1/2.
 	indexBytes = 8
 )
@@ -24,6 +28,7 @@ type quota struct {
 	reject bool
 	used   atomic.Int64
 	debt   atomic.Int64 // nanoseconds of delay not yet slept
+	runs   atomic.Int64 // most of any kvstore
 
 	// mu guards the fields below; a leaf.
 	mu   sync.Mutex
@@ -71,6 +76,10 @@ func (q *quota) admit(n int64) error {
 	if over := q.used.Load() - q.limit/slowDen*slowNum; over > 0 {
 		q.slow(n, over)
 	}
+	if runs := q.runs.Load(); runs > runsSlow {
+		share := float64(min(runs, runsSlowest)-runsSlow) / (runsSlowest - runsSlow)
+		q.delay(int64(share * float64(n) / runsBytesPerSecond * 1e9))
+	}
 	return nil
 }
 
@@ -78,8 +87,12 @@ func (q *quota) admit(n int64) error {
 // the mark.
 func (q *quota) slow(n, over int64) {
 	share := float64(over) / float64(q.limit-q.limit/slowDen*slowNum)
-	delay := int64(share * float64(n) / slowBytesPerSecond * 1e9)
-	debt := q.debt.Add(delay)
+	q.delay(int64(share * float64(n) / slowBytesPerSecond * 1e9))
+}
+
+// delay makes a writer sleep, when delays have added up to what is worth it.
+func (q *quota) delay(nanoseconds int64) {
+	debt := q.debt.Add(nanoseconds)
 	if debt < int64(slowSleepMin) {
 		return
 	}

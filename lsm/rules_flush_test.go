@@ -309,6 +309,7 @@ func deadIn(st *manifest.State, id entry.SegmentID) *manifest.DeadSet {
 func TestR06_DeadSeqnosAreInTheirSegments(t *testing.T) {
 	fs := memfs.New()
 	o := testOptions(fs)
+	o.noGC = true // it would collect them
 	db := mustOpen(t, "data", o)
 	value := strings.Repeat("v", 1000)
 	for i := range 600 { // each of 60 keys ten times, and a live one in every segment

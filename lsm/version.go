@@ -52,8 +52,9 @@ type tableFile struct {
 type tableHandle struct {
 	handle  *sstable.Handle
 	probe   atomic.Pointer[probeBytes] // in memory for the liveness probe, or nil
-	refs    atomic.Int32               // versions that name it
-	dropped atomic.Bool                // by an edit of the manifest
+	expiry  atomic.Pointer[[]sstable.ExpiryBucket]
+	refs    atomic.Int32 // versions that name it
+	dropped atomic.Bool  // by an edit of the manifest
 }
 
 // find returns the table of the run that may hold an internal key, or nil.
@@ -119,6 +120,11 @@ func (db *DB) newVersion(st *manifest.State, prev *version, changed func(kvstore
 		}
 	}
 	db.filesBytes.Store(bytes)
+	runs := 0
+	for k := range db.kvstores {
+		runs = max(runs, len(v.runs[k]))
+	}
+	db.quota.runs.Store(int64(runs))
 	return v
 }
 
@@ -171,6 +177,37 @@ func (r *run) overlaps(t *manifest.Table) bool {
 }
 
 func (r *run) insert(f *tableFile) { r.files = slices.Insert(r.files, r.at(f.meta.Smallest), f) }
+
+// expiring returns when entries of the table expire: a histogram of its
+// properties, which opens the table the first time. Nil when it cannot be read.
+func (f *tableFile) expiring() []sstable.ExpiryBucket {
+	if x := f.expiry.Load(); x != nil {
+		return *x
+	}
+	r, err := f.handle.Acquire()
+	if err != nil {
+		return nil
+	}
+	x := slices.Clone(r.Properties().Expiry)
+	f.handle.Release()
+	f.expiry.Store(&x)
+	return x
+}
+
+// expiredIn returns how many entries of a table have expired, as far as that is
+// known without opening it, or with look.
+func (v *version) expiredIn(table uint64, now uint32, look bool) (n uint64) {
+	f := v.byNumber[table]
+	if f == nil || !look && f.expiry.Load() == nil {
+		return 0
+	}
+	for _, x := range f.expiring() {
+		if x.NotAfter <= now {
+			n += uint64(x.Entries)
+		}
+	}
+	return n
+}
 
 // addFile makes a table known, or gives a known one another place. edits.mu is
 // held, or Open runs.
