@@ -45,6 +45,14 @@ type config struct {
 	bloomBits        int
 	indexCompression choice
 
+	compactors      int
+	spaceAmp        float64
+	keyShape        choice
+	mergeShare      float64
+	levelMultiplier int
+	l0Tables        int
+	baseLevelSize   size
+
 	maxItemSize size
 	maxConns    int
 
@@ -87,6 +95,9 @@ func flagSet(c *config) *pflag.FlagSet {
 		tableWriteBuffer: 1 << 20,
 		keyBlockSize:     4 << 10,
 		indexCompression: choice{word: "none", words: []string{"none", "snappy"}},
+
+		keyShape:      choice{word: "lazy", words: []string{"lazy", "leveled"}},
+		baseLevelSize: 64 << 20,
 	}
 	f := pflag.NewFlagSet("fluxkv", pflag.ContinueOnError)
 	f.SortFlags = false
@@ -139,6 +150,20 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("bloom-bits", "count")
 	f.Var(&c.indexCompression, "index-compression", "compression of a table's data blocks: none or snappy, which saves space where keys or inline values repeat themselves and costs processor time when they are written and read")
 	unit("index-compression", "none or snappy")
+	f.IntVar(&c.compactors, "compactors", 2, "merges of tables that run at once, 1 to 16; more keep up with more writing and empty the levels sooner, at the cost of processors and of the device for everyone else")
+	unit("compactors", "count")
+	f.Float64Var(&c.spaceAmp, "space-amp", 1.5, "space on disk, as a multiple of what is live, from which garbage is collected, 1.1 to 4. Less of it saves space, and what is still live is copied more often: every step towards 1 costs more writing than the one before")
+	unit("space-amp", "ratio")
+	f.Var(&c.keyShape, "key-shape", "how the key index is kept: lazy (runs side by side above one sorted level, the least writing) or leveled (every level but the first sorted: fewer tables for each GET to look into and less garbage in the index, for about three times its writing)")
+	unit("key-shape", "lazy or leveled")
+	f.Float64Var(&c.mergeShare, "key-merge-share", 0, "with --key-shape lazy: entries above the last level, as a share of those in it, from which they are merged into it, 0.01 to 2; 0 is by --space-amp. A smaller share finds garbage sooner and rewrites the last level more often")
+	unit("key-merge-share", "ratio")
+	f.IntVar(&c.levelMultiplier, "key-level-multiplier", 10, "with --key-shape leveled: how much larger each level is than the one above, 2 to 100; more makes fewer levels to read, and each merge rewrites more")
+	unit("key-level-multiplier", "count")
+	f.IntVar(&c.l0Tables, "l0-tables", 4, "with --key-shape leveled: flushes that lie side by side before they are merged into the first level, 1 to 64; more are merged together for less writing, and meanwhile each GET looks into all of them")
+	unit("l0-tables", "count")
+	f.Var(&c.baseLevelSize, "base-level-size", "with --key-shape leveled: size of the first sorted level of each of the --kvstores, at least 1MiB; larger saves a level, and merges of flushes into it rewrite more")
+	unit("base-level-size", "size")
 	f.BoolVar(&c.directIO, "direct-io", true, "bypass the page cache; where the file system cannot, the log says so and the page cache is used")
 	unit("direct-io", "true or false")
 	f.Var(&c.maxItemSize, "max-item-size", "largest key + value, up to 64MiB; a larger one is answered \"too large\"")
@@ -195,6 +220,14 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 		BlockBytes:       int(c.keyBlockSize),
 		BloomBits:        c.bloomBits,
 		CompressIndex:    c.indexCompression.word == "snappy",
+
+		Compactors:      c.compactors,
+		SpaceAmp:        c.spaceAmp,
+		MergeShare:      c.mergeShare,
+		Leveled:         c.keyShape.word == "leveled",
+		LevelMultiplier: c.levelMultiplier,
+		L0Tables:        c.l0Tables,
+		BaseLevelBytes:  int64(c.baseLevelSize),
 	}
 	if given("vbuckets") {
 		lo.VBuckets = c.vbuckets
@@ -225,6 +258,8 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 		{"async-window", c.asyncWindow == 0}, {"segment-size", c.segmentSize == 0}, {"log-align", c.logAlign == 0},
 		{"log-inflight", c.logInflight == 0}, {"flushers", c.flushers == 0}, {"sstable-size", c.tableSize == 0},
 		{"sstable-write-buffer", c.tableWriteBuffer == 0}, {"key-block-size", c.keyBlockSize == 0}, {"max-item-size", c.maxItemSize == 0}, {"max-conns", c.maxConns == 0},
+		{"compactors", c.compactors == 0}, {"space-amp", c.spaceAmp == 0}, {"key-level-multiplier", c.levelMultiplier == 0},
+		{"l0-tables", c.l0Tables == 0}, {"base-level-size", c.baseLevelSize == 0},
 	} {
 		if z.zero {
 			errs = append(errs, fmt.Errorf("--%s 0: want at least 1", z.name))
@@ -263,6 +298,12 @@ var optionFlags = map[string]string{
 	"TableWriteBuffer": "sstable-write-buffer",
 	"BlockBytes":       "key-block-size",
 	"BloomBits":        "bloom-bits",
+	"Compactors":       "compactors",
+	"SpaceAmp":         "space-amp",
+	"MergeShare":       "key-merge-share",
+	"LevelMultiplier":  "key-level-multiplier",
+	"L0Tables":         "l0-tables",
+	"BaseLevelBytes":   "base-level-size",
 	"MaxItemBytes":     "max-item-size",
 	"MaxConns":         "max-conns",
 }

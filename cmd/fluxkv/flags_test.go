@@ -105,6 +105,21 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--bloom-bits", "-1"}, []string{"--bloom-bits", "no filters"}},
 		{[]string{"--bloom-bits", "59"}, []string{"--bloom-bits", "want 0 to 58"}},
 		{[]string{"--index-compression", "zstd"}, []string{"--index-compression", `"zstd"`, "none or snappy"}},
+		{[]string{"--compactors", "0"}, []string{"--compactors", "at least 1"}},
+		{[]string{"--compactors", "17"}, []string{"--compactors", "1 to 16"}},
+		{[]string{"--space-amp", "0"}, []string{"--space-amp", "at least 1"}},
+		{[]string{"--space-amp", "1.05"}, []string{"--space-amp", "1.1 to 4"}},
+		{[]string{"--space-amp", "NaN"}, []string{"--space-amp", "1.1 to 4"}},
+		{[]string{"--space-amp", "half"}, []string{"--space-amp", `"half"`}},
+		{[]string{"--key-shape", "round"}, []string{"--key-shape", `"round"`, "lazy or leveled"}},
+		{[]string{"--key-merge-share", "0.001"}, []string{"--key-merge-share", "0.01 to 2"}},
+		{[]string{"--key-merge-share", "-1"}, []string{"--key-merge-share"}},
+		{[]string{"--key-level-multiplier", "0"}, []string{"--key-level-multiplier", "at least 1"}},
+		{[]string{"--key-level-multiplier", "1"}, []string{"--key-level-multiplier", "2 to 100"}},
+		{[]string{"--l0-tables", "0"}, []string{"--l0-tables", "at least 1"}},
+		{[]string{"--l0-tables", "65"}, []string{"--l0-tables", "1 to 64"}},
+		{[]string{"--base-level-size", "0"}, []string{"--base-level-size", "at least 1"}},
+		{[]string{"--base-level-size", "1000"}, []string{"--base-level-size", "1 MiB"}},
 		{[]string{"--max-item-size", "65MiB"}, []string{"--max-item-size"}},
 		{[]string{"--max-conns", "0"}, []string{"--max-conns"}},
 		{[]string{"--max-conns", "-1"}, []string{"--max-conns"}},
@@ -135,15 +150,18 @@ func TestFlagsReachOptions(t *testing.T) {
 	lo, po, _, ok := parse(&c, strings.Fields(`--vbuckets 64 --kvstores 4 --mem-quota 2GiB --write-cache 1GB --durable=false
 		--async-window 5ms --overload reject --inline-limit 0 --segment-size 8MiB --log-align 512 --log-inflight 2
 		--direct-io=false --max-item-size 1MiB --max-conns 10 --flushers 2 --sstable-size 16MiB --sstable-write-buffer 2MiB
-		--key-block-size 8KiB --bloom-bits 0 --index-compression snappy`), os.Stdout, os.Stderr)
+		--key-block-size 8KiB --bloom-bits 0 --index-compression snappy --compactors 3 --space-amp 1.3 --key-shape leveled
+		--key-merge-share 0.2 --key-level-multiplier 8 --l0-tables 6 --base-level-size 32MiB`), os.Stdout, os.Stderr)
 	if !ok {
 		t.Fatal("refused")
 	}
 	got := fmt.Sprintln(lo.VBuckets, lo.KVStores, lo.MemQuota, lo.WriteCache, lo.NonDurable, lo.AsyncWindow, lo.Reject, lo.InlineLimit,
 		lo.SegmentBytes, lo.LogAlign, lo.LogInflight, lo.BufferedIO, lo.MaxItemBytes, po.MaxItemBytes, po.MaxConns,
-		lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex)
+		lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex,
+		lo.Compactors, lo.SpaceAmp, lo.Leveled, lo.MergeShare, lo.LevelMultiplier, lo.L0Tables, lo.BaseLevelBytes)
 	want := fmt.Sprintln(64, 4, 2<<30, 1000000000, true, "5ms", true, -1, 8<<20, 512, 2, true, 1<<20, 1<<20, 10,
-		2, 16<<20, 2<<20, 8<<10, -1, true)
+		2, 16<<20, 2<<20, 8<<10, -1, true,
+		3, 1.3, true, 0.2, 8, 6, 32<<20)
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -154,6 +172,10 @@ func TestFlagsReachOptions(t *testing.T) {
 	got = fmt.Sprintln(lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex)
 	if want := fmt.Sprintln(1, 32<<20, 1<<20, 4<<10, 10, false); got != want {
 		t.Errorf("defaults of tables: got %s, want %s", got, want)
+	}
+	got = fmt.Sprintln(lo.Compactors, lo.SpaceAmp, lo.Leveled, lo.MergeShare, lo.LevelMultiplier, lo.L0Tables, lo.BaseLevelBytes)
+	if want := fmt.Sprintln(2, 1.5, false, 0.0, 10, 4, 64<<20); got != want {
+		t.Errorf("defaults of merges: got %s, want %s", got, want)
 	}
 }
 
