@@ -21,10 +21,10 @@ type FlushOptions struct {
 // bytes are at hand.
 //
 // Each table is synced, opened again and verified before the next begins; the
-// directory is synced once, at the end, unless LeaveDirSync. On any error, cancelling included,
-// every file that was made is removed and the Result is zero; a file that
-// could not be removed is named in the error. The caller keeps src, and must
-// not move it meanwhile.
+// directory is synced once, at the end, unless LeaveDirSync. On any error,
+// cancelling included, every file that was made is removed and the Result is
+// zero; a file that could not be removed is named in the error. The caller keeps
+// src, and must not move it meanwhile.
 func Flush(ctx context.Context, src entry.Iterator, o FlushOptions) (Result, error) {
 	o.withDefaults()
 	if err := o.Validate(); err != nil {

@@ -87,7 +87,7 @@ const (
 	idleShare    = 0.05
 
 	// inlineShare of the bytes of values makes a store one of inline values:
-	// from about there on their F costs less (storage design, second round).
+	// from about there on their F costs less.
 	inlineShare = 0.05
 	// separatedF costs nothing in space but pinned memory; from 0.1 to 0.3 write
 	// amplification is flat.
