@@ -468,6 +468,7 @@ func TestR25_AnItemLargerThanTheWriteCacheGetsThroughAlone(t *testing.T) {
 	o.Reject = true
 	db := mustOpen(t, "data", o)
 	defer db.Close()
+	pauseFlushes(db)
 	big := strings.Repeat("v", 5*mib)
 	set(t, db, "big", big)
 	if _, err := db.Set([]byte("next"), nil, Meta{}); !errors.Is(err, ErrOverloaded) {
