@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -395,6 +396,18 @@ func TestStat(t *testing.T) {
 	}
 	for _, name := range strings.Fields(`pid uptime time version pointer_size curr_items total_items bytes cmd_get cmd_set cmd_flush
 		cmd_touch get_hits get_misses curr_connections threads limit_maxbytes evictions`) {
+		if m[name] == "" {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	// Bytes by cause: all of them, or their sum is not what was written.
+	written := reflect.TypeFor[lsm.Written]()
+	for i := range written.NumField() {
+		if name := "written_" + written.Field(i).Tag.Get("json"); m[name] == "" {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	for _, name := range strings.Fields("flushes compactions compactions_failed collections collections_failed allocated_bytes live_bytes") {
 		if m[name] == "" {
 			t.Errorf("%s is missing", name)
 		}
