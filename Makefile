@@ -64,7 +64,7 @@ bench-load:
 bench-go:
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
 
-# kill: KILLS rounds of SIGKILL under load, each followed by a check of every acknowledged write
+# kill: KILLS rounds of SIGKILL under load with each set of flags, each followed by a check of every acknowledged write
 kill:
 	FLUXKV_KILL_ROUNDS=$(KILLS) $(GO) test -count=1 -run 'TestKill$$' -v -timeout 60m ./cmd/fluxkv
 

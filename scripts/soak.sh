@@ -1,8 +1,8 @@
 #!/bin/bash
 # Random tests with new seeds, round after round, for the given time:
 #   scripts/soak.sh 30m
-# A round is the model test with more steps, the linearizability test, and 10
-# SIGKILLs of the built server under load. With 1h or more the exhaustive crash,
+# A round is the model test with more steps, the linearizability test, and 2
+# SIGKILLs of the built server under load for each set of flags. With 1h or more the exhaustive crash,
 # fault and kill loops come first. A failure ends the soak and shows its seed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ fi
 rounds=0
 until [ "$SECONDS" -ge "$seconds" ] && [ "$rounds" -gt 0 ]; do
     go test -count 1 -timeout 1h -run 'TestModel|TestLinear' ./lsm -rapid.checks=200
-    FLUXKV_KILL_ROUNDS=10 go test -count 1 -timeout 1h -run 'TestKill$' ./cmd/fluxkv
+    FLUXKV_KILL_ROUNDS=2 go test -count 1 -timeout 1h -run 'TestKill$' ./cmd/fluxkv
     rounds=$((rounds + 1))
     echo "soak: round $rounds done after ${SECONDS}s"
 done

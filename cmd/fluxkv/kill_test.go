@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -22,27 +24,51 @@ const (
 	killKeys         = 150  // of each writer
 	killWindow       = 16   // open requests of each writer
 	killRequests     = 1500 // of each writer and round, at most
-	killRoundsAStore = 40   // then the write cache of the server would fill
+	killRoundsAStore = 40   // then a store without flushes would fill its write cache
 )
 
-// killFlags are the settings that rounds start the server with, by turns:
-// whatever wrote a store, every other setting must read it.
-var killFlags = [][]string{
-	{"--mem-quota", "2GiB", "--write-cache", "1GiB"},
-	{"--mem-quota", "3GiB", "--write-cache", "1500MiB", "--log-inflight", "4"},
-	{"--mem-quota", "2GiB", "--write-cache", "1GiB", "--log-align", "16384", "--segment-size", "8MiB"},
-	{"--mem-quota", "2GiB", "--write-cache", "1GiB", "--log-align", "512", "--log-inflight", "2", "--inline-limit", "0"},
-	{"--mem-quota", "2GiB", "--write-cache", "1GiB", "--segment-size", "4MiB", "--inline-limit", "4096"},
+// killSet is one way to run the server that is killed.
+type killSet struct {
+	name  string
+	flags string
+	// keys of each writer and the sizes of their values; 0 and none are the
+	// usual ones.
+	keys  int
+	sizes []int
+	// churns: in enough rounds, tables are merged and segments are collected.
+	churns bool
 }
 
-// TestKill kills the server under load, again and again. After every restart
-// each acknowledged write is there with its bytes, nothing older is back, and
-// nothing that was never sent appears; a write without an answer happened or
-// did not.
+// killSets are what rounds start the server with. Whatever wrote a store, every
+// other set must read it, replay it in its own write cache, and go on from it.
+var killSets = []killSet{
+	{name: "memory", flags: "--mem-quota 2GiB --write-cache 1GiB"},
+	{name: "inflight", flags: "--mem-quota 3GiB --write-cache 1500MiB --log-inflight 4"},
+	{name: "align", flags: "--mem-quota 2GiB --write-cache 1GiB --log-align 16384 --segment-size 8MiB"},
+	{name: "separate", flags: "--mem-quota 2GiB --write-cache 1GiB --log-align 512 --log-inflight 2 --inline-limit 0"},
+	{name: "inline", flags: "--mem-quota 2GiB --write-cache 1GiB --segment-size 4MiB --inline-limit 4096"},
+	{name: "flush", flags: "--mem-quota 64MiB --write-cache 4MiB --max-item-size 64KiB"},
+	{name: "flushers", flags: "--mem-quota 64MiB --write-cache 1MiB --segment-size 4MiB --sstable-size 1MiB --flushers 4 --max-item-size 64KiB"},
+	{name: "tables", flags: "--mem-quota 64MiB --write-cache 1MiB --bloom-bits 0 --index-compression snappy --key-block-size 512 --inline-limit 1024 --max-item-size 64KiB"},
+	// Few keys, overwritten: nearly all is garbage soon, and merges and
+	// collections run all the time.
+	{name: "churn", flags: "--mem-quota 32MiB --write-cache 1MiB --segment-size 4MiB --space-amp 1.2 --compactors 2 --max-item-size 64KiB", keys: 25, sizes: []int{1024, 1024, 1024, 24}, churns: true},
+	{name: "leveled", flags: "--mem-quota 32MiB --write-cache 1MiB --segment-size 4MiB --space-amp 1.2 --key-shape leveled --l0-tables 2 --base-level-size 1MiB --key-level-multiplier 2 --sstable-size 1MiB --max-item-size 64KiB", keys: 25, sizes: []int{1024, 1024, 1024, 24}, churns: true},
+}
+
+func (s *killSet) args() []string { return strings.Fields(s.flags) }
+
+// killChurnRounds are enough for sets that churn to merge and to collect.
+const killChurnRounds = 10
+
+// TestKill kills the server under load, again and again, with each set of
+// flags. After every restart, which half the time has another set's flags, each
+// acknowledged write is there with its bytes, nothing older is back, and nothing
+// that was never sent appears; a write without an answer happened or did not.
 func TestKill(t *testing.T) {
-	rounds := 10
+	rounds := 2
 	if testing.Short() {
-		rounds = 3
+		rounds = 1
 	}
 	if s := os.Getenv("FLUXKV_KILL_ROUNDS"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -59,58 +85,111 @@ func TestKill(t *testing.T) {
 		}
 		seed = n
 	}
-	t.Logf("%d rounds, FLUXKV_KILL_SEED=%d", rounds, seed)
-	rnd := rand.New(rand.NewPCG(seed, 1))
+	t.Logf("%d rounds a set, FLUXKV_KILL_SEED=%d", rounds, seed)
 	binary := buildServer(t)
+	for i := range killSets {
+		set := &killSets[i]
+		t.Run(set.name, func(t *testing.T) {
+			testKillSet(t, binary, set, rounds, rand.New(rand.NewPCG(seed, uint64(i))))
+		})
+	}
+}
 
+func testKillSet(t *testing.T, binary string, set *killSet, rounds int, rnd *rand.Rand) {
 	var ledgers [][]*ledger // by writer
 	var dir string
-	var acks, open int64
+	var sum killed
 	for round := range rounds {
 		if round%killRoundsAStore == 0 {
 			dir = filepath.Join(t.TempDir(), "data")
 			ledgers = nil
 			for w := range killWriters {
 				var mine []*ledger
-				for k := range killKeys {
-					mine = append(mine, newLedger(fmt.Sprintf("writer%d-key%03d", w, k)))
+				for k := range cmp.Or(set.keys, killKeys) {
+					l := newLedger(fmt.Sprintf("writer%d-key%03d", w, k))
+					l.sizes = set.sizes
+					mine = append(mine, l)
 				}
 				ledgers = append(ledgers, mine)
 			}
 		}
-		flags := killFlags[rnd.IntN(len(killFlags))]
-		p := start(t, binary, dir, flags...)
-		a, o := killRound(t, p, ledgers, rnd)
-		acks, open = acks+a, open+o
+		p := start(t, binary, dir, set.args()...)
+		k := killRound(t, p, ledgers, rnd)
+		if sum.add(k); k.failed > 0 {
+			t.Errorf("%d flushes, merges or collections failed\n%s", k.failed, p.text())
+		}
 
+		another := func() []string {
+			if rnd.IntN(2) == 0 {
+				return set.args()
+			}
+			return killSets[rnd.IntN(len(killSets))].args()
+		}
 		// Now and then the restart is killed too, before or soon after it is
 		// ready.
 		if rnd.IntN(3) == 0 {
-			p := startUnready(t, binary, dir, killFlags[rnd.IntN(len(killFlags))]...)
+			p := startUnready(t, binary, dir, another()...)
 			time.Sleep(time.Duration(rnd.IntN(60)) * time.Millisecond)
 			p.kill()
 		}
-		flags = killFlags[rnd.IntN(len(killFlags))]
+		flags := another()
 		p = start(t, binary, dir, flags...)
 		checkLedgers(t, p, ledgers, round)
+		m, err := p.connect().stats()
+		if err != nil {
+			t.Fatalf("STAT: %v\n%s", err, p.text())
+		}
+		k = counted(m)
+		if sum.add(k); k.failed > 0 {
+			t.Errorf("%d flushes, merges or collections failed\n%s", k.failed, p.text())
+		}
 		if rnd.IntN(4) == 0 {
 			p.stop() // an orderly end between two kills
 		} else {
 			p.kill()
 		}
 		if t.Failed() {
-			t.Fatalf("round %d, flags %v, data was in %s", round, flags, dir)
+			t.Fatalf("round %d, restarted with %v, data was in %s", round, flags, dir)
 		}
 	}
-	t.Logf("%d writes acknowledged, %d open when the server died", acks, open)
-	if acks == 0 || open == 0 {
-		t.Errorf("%d acknowledged and %d open writes: the kills did not meet the load", acks, open)
+	t.Logf("%d rounds: %d writes acknowledged, %d open when the server died; at least %d flushes, %d merges, %d collections",
+		rounds, sum.acks, sum.open, sum.flushes, sum.merges, sum.collections)
+	// One round may be killed at its first write, or after its last.
+	if rounds > 1 && (sum.acks == 0 || sum.open == 0) {
+		t.Errorf("%d acknowledged and %d open writes: the kills did not meet the load", sum.acks, sum.open)
+	}
+	if set.churns && rounds >= killChurnRounds && (sum.merges == 0 || sum.collections == 0) {
+		t.Errorf("%d merges and %d collections in %d rounds: the kills did not meet them", sum.merges, sum.collections, rounds)
+	}
+}
+
+// killed is what happened in rounds.
+type killed struct {
+	acks, open                   int64 // writes
+	flushes, merges, collections int64 // that ended before the kills
+	failed                       int64 // of those three
+}
+
+func (k *killed) add(o killed) {
+	k.acks += o.acks
+	k.open += o.open
+	k.flushes += o.flushes
+	k.merges += o.merges
+	k.collections += o.collections
+	k.failed += o.failed
+}
+
+// counted takes from statistics what a server has done since it started.
+func counted(m map[string]int64) killed {
+	return killed{
+		flushes: m["flushes"], merges: m["compactions"], collections: m["collections"],
+		failed: m["flushes_failed"] + m["compactions_failed"] + m["collections_failed"],
 	}
 }
 
 // killRound writes to p, kills it after a random number of answers, and
-// returns how many writes were acknowledged and how many were open.
-func killRound(t *testing.T, p *process, ledgers [][]*ledger, rnd *rand.Rand) (acks, open int64) {
+// returns what happened until then.
+func killRound(t *testing.T, p *process, ledgers [][]*ledger, rnd *rand.Rand) (k killed) {
 	t.Helper()
 	var acked, opened atomic.Int64
 	limit := int64(rnd.IntN(killWriters * killRequests * 9 / 10))
@@ -143,7 +222,8 @@ func killRound(t *testing.T, p *process, ledgers [][]*ledger, rnd *rand.Rand) (a
 	wg.Add(1)
 	go func() {
 		defer wg.Done()
-		if err := killReader(p, ledgers, r); err != nil {
+		var err error
+		if k, err = killReader(p, ledgers, r); err != nil {
 			t.Error(err)
 			once.Do(func() { close(reached) })
 		}
@@ -157,7 +237,8 @@ func killRound(t *testing.T, p *process, ledgers [][]*ledger, rnd *rand.Rand) (a
 	}
 	p.kill()
 	wg.Wait()
-	return acked.Load(), opened.Load()
+	k.acks, k.open = acked.Load(), opened.Load()
+	return k
 }
 
 // killWriter keeps a window of writes open until the connection breaks, and
@@ -213,14 +294,22 @@ func killWriter(p *process, mine []*ledger, rnd *rand.Rand, ack func()) (open in
 	return 0, nil
 }
 
-// killReader reads random keys until the connection breaks.
-func killReader(p *process, ledgers [][]*ledger, rnd *rand.Rand) error {
+// killReader reads random keys until the connection breaks, and returns what
+// the server had counted shortly before.
+func killReader(p *process, ledgers [][]*ledger, rnd *rand.Rand) (k killed, err error) {
 	c, err := dialClient(p.addr)
 	if err != nil {
-		return nil
+		return k, nil
 	}
 	defer c.close()
-	for {
+	for i := 0; ; i++ {
+		if i%64 == 0 {
+			m, err := c.stats()
+			if err != nil {
+				return k, nil
+			}
+			k = counted(m)
+		}
 		mine := ledgers[rnd.IntN(len(ledgers))]
 		l := mine[rnd.IntN(len(mine))]
 		// The writer goes on meanwhile: an answer may be older than what is
@@ -229,13 +318,12 @@ func killReader(p *process, ledgers [][]*ledger, rnd *rand.Rand) error {
 		switch {
 		case errors.Is(err, errMissing):
 		case err != nil:
-			return nil
+			return k, nil
+		case len(value) < ledgerValueMin:
+			return k, fmt.Errorf("key %s: read %d bytes", l.key, len(value))
 		default:
-			if len(value) < ledgerValueMin {
-				return fmt.Errorf("key %s: read %d bytes", l.key, len(value))
-			}
 			if err := l.seen([]byte(value), binary.LittleEndian.Uint64([]byte(value))); err != nil {
-				return err
+				return k, err
 			}
 		}
 	}
@@ -275,7 +363,7 @@ func checkLedgers(t *testing.T, p *process, ledgers [][]*ledger, round int) {
 		}
 	}
 	if failures > 0 {
-		t.Errorf("round %d: %d of %d keys are wrong\n%s", round, failures, killWriters*killKeys, p.text())
+		t.Errorf("round %d: %d keys are wrong\n%s", round, failures, p.text())
 	}
 }
 

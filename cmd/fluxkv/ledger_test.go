@@ -23,6 +23,9 @@ type ledger struct {
 	// the newest one that was acknowledged or read.
 	states []state
 	next   uint64 // version of the next state
+	// sizes are those of its values, one as likely as the other; none: any up to
+	// ledgerValueMax.
+	sizes []int
 }
 
 // state is one version of a key: a value of bytes bytes, or its absence.
@@ -48,7 +51,11 @@ func (l *ledger) ask(rnd *rand.Rand) state {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := state{version: l.next, absent: rnd.IntN(20) == 0}
-	if !s.absent {
+	switch {
+	case s.absent:
+	case len(l.sizes) > 0:
+		s.bytes = l.sizes[rnd.IntN(len(l.sizes))]
+	default:
 		// Small and large values alike: every power of two is as likely.
 		top := ledgerValueMin << rnd.IntN(10)
 		s.bytes = min(ledgerValueMin+rnd.IntN(top), ledgerValueMax)

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -247,6 +248,21 @@ func (c *client) set(key, value string) error {
 		err = fmt.Errorf("set %q: %v", key, a.Status)
 	}
 	return err
+}
+
+// stats returns the statistics that are numbers.
+func (c *client) stats() (map[string]int64, error) {
+	a, err := c.ask(&mcbp.Request{Opcode: mcbp.OpStat})
+	all := map[string]int64{}
+	for ; err == nil && len(a.Key) > 0; a, err = c.receive() {
+		if a.Status != mcbp.StatusSuccess {
+			return nil, fmt.Errorf("STAT: %v", a.Status)
+		}
+		if n, err := strconv.ParseInt(string(a.Value), 10, 64); err == nil {
+			all[string(a.Key)] = n
+		}
+	}
+	return all, err
 }
 
 var errMissing = errors.New("not found")
