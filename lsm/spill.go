@@ -59,12 +59,15 @@ func (r *recoverer) spill(from entry.Position) error {
 	db := r.db
 	policy := compaction.Policy{Horizon: from.Seqno - 1, Clear: Seqno(r.cleared.Load()), Now: db.expiryNow()}
 	older := map[int]bool{}
+	for _, t := range r.state.Tables {
+		older[int(t.KVStore)] = true // of any level
+	}
 	for _, p := range r.spilled.parts {
 		older[p.kvstore] = true
 	}
 	for k, t := range r.tables {
 		if t.Len() > 0 {
-			policy.Bottom = !older[k] && len(r.state.LevelTables(uint16(k), 0)) == 0 || mutant.SpillAlwaysBottom
+			policy.Bottom = !older[k] || mutant.SpillAlwaysBottom
 			res, err := db.flushTables(r.ctx, k, []*table{t}, policy)
 			if err != nil {
 				return fmt.Errorf("flush during replay: %w", err)
