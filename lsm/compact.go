@@ -32,20 +32,21 @@ type compactJob struct {
 // scanMergeBytes is what a merge reads at once of each input.
 const scanMergeBytes = 256 * kib
 
-// startCompaction starts one merge if there is need and leave for it.
-func (db *DB) startCompaction() bool {
+// startCompaction starts one merge if there is need and leave for it. None says
+// that no merge runs and none is wanted.
+func (db *DB) startCompaction() (started, none bool) {
 	s := &db.sched
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if db.o.flushOnDemand && s.compact == 0 {
-		return false
+		return false, false
 	}
 	if s.ended || db.readOnly.Load() != nil || len(s.mergesNow) >= db.o.Compactors || time.Now().Before(s.mergeAt) {
-		return false
+		return false, false
 	}
 	v := db.pin()
 	if v == nil {
-		return false
+		return false, false
 	}
 	now, look := db.expiryNow(), s.idle || s.compact > 0
 	job, ok := db.picker.Pick(compaction.Picture{
@@ -56,7 +57,7 @@ func (db *DB) startCompaction() bool {
 	})
 	if !ok {
 		v.release()
-		return false
+		return false, len(s.mergesNow) == 0
 	}
 	c := &compactJob{db: db, from: v.version.retain(), job: job}
 	v.release()
@@ -70,7 +71,7 @@ func (db *DB) startCompaction() bool {
 		c.from.release()
 		db.compactionEnded(c, err, time.Since(start))
 	}()
-	return true
+	return true, false
 }
 
 // compactionEnded notes the outcome of a merge. The inputs of one that could not

@@ -34,31 +34,31 @@ type gcJob struct {
 	probe   prober
 }
 
-// startGC starts a collection if there is need and leave for it. Only the
-// scheduler's goroutine calls it.
-func (db *DB) startGC() bool {
+// startGC starts a collection if there is need and leave for it. None says that
+// no collection runs and none is wanted. Only the scheduler's goroutine calls it.
+func (db *DB) startGC() (started, none bool) {
 	s := &db.sched
 	s.mu.Lock()
 	ready := (!db.o.flushOnDemand || s.compact > 0) && !s.ended && !s.collecting && !db.o.noGC && db.readOnly.Load() == nil && !time.Now().Before(s.gcAt)
 	s.mu.Unlock()
 	if !ready {
-		return false
+		return false, db.o.noGC
 	}
 	v := db.pin()
 	if v == nil {
-		return false
+		return false, false
 	}
 	job, ok := compaction.PickSegments(db.gcPicture(v))
 	db.gcReason.Store(&job.Reason)
 	if !ok {
 		v.release()
-		return false
+		return false, true
 	}
 	s.mu.Lock()
 	if s.ended {
 		s.mu.Unlock()
 		v.release()
-		return false
+		return false, false
 	}
 	s.collecting = true
 	s.done.Add(1)
@@ -71,7 +71,7 @@ func (db *DB) startGC() bool {
 		c.from.release()
 		db.gcEnded(c, err)
 	}()
-	return true
+	return true, false
 }
 
 // gcPicture is what the choice of victims looks at.
@@ -193,13 +193,18 @@ func (c *gcJob) rewrite(ctx context.Context, ids []entry.SegmentID) (wal.Rewrite
 		victims = append(victims, wal.RewriteVictim{ID: id, Kind: wal.SegmentKind(s.Kind), End: s.End})
 		dead[id] = st.DeadSet(id)
 	}
+	// What a clear ended is in no table and in no dead set.
+	cleared := st.ClearSeqno
+	if cleared > c.horizon {
+		cleared = 0
+	}
 	return wal.Rewrite(ctx, wal.RewriteOptions{
 		FS: db.fs, Dir: db.dir, Secret: db.secret, StoreID: db.format.StoreID,
 		Align: db.o.LogAlign, Direct: !db.o.BufferedIO, SegmentBytes: db.segmentBytes(),
 		NextID: func() entry.SegmentID { return entry.SegmentID(db.edits.log.NextFileNumber()) },
 		Pace:   func(bytes int) { db.pace(ctx, bytes) },
 	}, victims, func(r *wal.Record) bool {
-		return !dead[r.Address.Segment].Contains(r.Seqno) && !c.probe.replaced(r)
+		return r.Seqno > cleared && !dead[r.Address.Segment].Contains(r.Seqno) && !c.probe.replaced(r)
 	})
 }
 

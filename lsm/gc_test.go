@@ -1,6 +1,7 @@
 package lsm
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -89,7 +90,7 @@ func TestGCKeepsTheStore(t *testing.T) {
 	if s.Collections == 0 || s.CollectionsFailed != 0 || s.CompactionsFailed != 0 {
 		t.Errorf("%d collections, failed %d (%s), merges failed %d (%s)", s.Collections, s.CollectionsFailed, s.CollectionError, s.CompactionsFailed, s.CompactionError)
 	}
-	deadSetsHold(t, db)
+	verified(t, db)
 	db.Close()
 	db = mustOpen(t, "data", o)
 	check()
@@ -126,7 +127,18 @@ func TestCompactGivesSpaceBack(t *testing.T) {
 		want(t, db, fmt.Sprintf("key%d", i), w)
 	}
 	s := db.Stats()
+	verified(t, db)
 	if s.TableEntries != 500 || s.LogBytes > 500*2000*3/2+4*mib || s.GarbageKnown > 100 {
 		t.Errorf("%d entries, %d bytes of log, %d dead documents: %+v", s.TableEntries, s.LogBytes, s.GarbageKnown, s)
 	}
+}
+
+// verified demands that the store agrees with itself.
+func verified(t testing.TB, db *DB) VerifyReport {
+	t.Helper()
+	r, err := db.Verify(context.Background())
+	if err != nil {
+		t.Errorf("verify: %v", err)
+	}
+	return r
 }

@@ -304,6 +304,9 @@ func (o Options) Validate() error {
 
 // picker decides what to merge.
 func (o Options) picker() compaction.Picker {
+	if o.Leveled {
+		return compaction.Leveled{L0Tables: o.L0Tables, BaseLevelBytes: o.BaseLevelBytes, LevelMultiplier: o.LevelMultiplier}
+	}
 	return compaction.Lazy{
 		MergeShare: o.MergeShare, SpaceAmp: o.SpaceAmp, TableBytes: o.TableBytes,
 		RangeBytesMin: o.rangeBytesMin,

@@ -150,21 +150,22 @@ func (db *DB) runScheduler() {
 		}
 		for db.startFlush() {
 		}
-		for db.startCompaction() {
+		started, settled := db.startCompaction()
+		for started {
+			started, settled = db.startCompaction()
 		}
-		db.startGC()
-		db.looked()
+		if _, none := db.startGC(); none && settled {
+			db.settled()
+		}
 	}
 }
 
-// looked notes that there is nothing to merge or collect, for those who wait.
-func (db *DB) looked() {
+// settled notes that there is nothing to merge or collect, for those who wait.
+func (db *DB) settled() {
 	s := &db.sched
 	s.mu.Lock()
-	if len(s.mergesNow) == 0 && !s.collecting {
-		s.looks++
-		s.cond.Broadcast()
-	}
+	s.looks++
+	s.cond.Broadcast()
 	s.mu.Unlock()
 }
 
@@ -433,6 +434,11 @@ func (db *DB) Flush() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	failed := s.failed
+	// Once is enough: from here on the ends of jobs and pauses wake the
+	// scheduler. To wake it after each of its rounds, of which it tells, would
+	// keep both busy for as long as the flush takes.
+	s.upTo = max(s.upTo, target)
+	s.wake()
 	for {
 		if err := db.writable(); err != nil {
 			return err
@@ -445,8 +451,6 @@ func (db *DB) Flush() error {
 		case s.failed != failed:
 			return db.writeError(s.err)
 		}
-		s.upTo = max(s.upTo, target)
-		s.wake()
 		s.cond.Wait()
 	}
 }
