@@ -3,9 +3,11 @@ package lsm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"fluxkv/internal/vfs"
 	"fluxkv/internal/vfs/faultfs"
@@ -101,5 +103,40 @@ func TestF1_AFlushThatFailsForEverHangsNobody(t *testing.T) {
 			check(db)
 			want(t, db, "healed", "1")
 		})
+	}
+}
+
+// TestFlushWaitsInPeace: Flush woke the scheduler whenever that said that it had
+// looked, and the scheduler said so whenever it was woken: both were busy for
+// as long as the flush took.
+func TestFlushWaitsInPeace(t *testing.T) {
+	o := tinyOptions()
+	o.flushOnDemand = false
+	tap := &tapFS{inner: memfs.New()}
+	var db *DB
+	rounds := int64(0)
+	tap.call = func(op vfs.Op, do func() error, _ *tapFile, _ []byte) error {
+		if op.Kind == vfs.OpSyncDir && vfs.MatchName(TablesDir, op.Name) {
+			looks := func() int64 {
+				db.sched.mu.Lock()
+				defer db.sched.mu.Unlock()
+				return int64(db.sched.looks)
+			}
+			from := looks()
+			for start := time.Now(); time.Since(start) < 20*time.Millisecond && rounds < 1000; runtime.Gosched() {
+				rounds = looks() - from
+			}
+		}
+		return do()
+	}
+	o.FS = tap
+	db = mustOpen(t, "data", o)
+	defer db.Close()
+	set(t, db, "k", "v")
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if rounds > 10 {
+		t.Errorf("the scheduler went round %d times during one flush", rounds)
 	}
 }
