@@ -275,18 +275,14 @@ func (v *version) locate(a entry.Address, seqno Seqno) (*wal.Segment, entry.Addr
 // it.
 func (v *version) find(a entry.Address, seqno Seqno) (*wal.Segment, entry.Address, error) {
 	var ids [8]entry.SegmentID
-	var among [8]*wal.Segment
-	n := 0
+	var few [8]*wal.Segment
+	among := few[:0] // rarely more: outputs whose seqnos overlap
 	for _, id := range v.state.Resolve(ids[:0], a.Segment, seqno) {
 		if s := v.segments[id]; s != nil {
-			if n == len(among) {
-				break
-			}
-			among[n] = s
-			n++
+			among = append(among, s)
 		}
 	}
-	return wal.FindMoved(v.db.sched.ctx, among[:n], a, seqno)
+	return wal.FindMoved(v.db.sched.ctx, among, a, seqno)
 }
 
 // obsolete are dropped tables that no version names. Their files are removed by
