@@ -13,10 +13,10 @@ import (
 	"fluxkv/sstable"
 )
 
-var scenarios = slices.Concat(logScenarios, flushScenarios)
+var scenarios = slices.Concat(logScenarios, flushScenarios, compactScenarios)
 
-// flushes reports whether the scenario is one of flushScenarios.
-func (sc *scenario) flushes() bool { return slices.Contains(flushScenarios, sc) }
+// flushes reports whether the scenario is about tables.
+func (sc *scenario) flushes() bool { return !slices.Contains(logScenarios, sc) }
 
 // inline keeps what fill writes in memtables and tables, not in the log alone.
 func inline(o *Options) { o.InlineLimit = 16 * kib }
