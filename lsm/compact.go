@@ -44,6 +44,9 @@ func (db *DB) startCompaction() (started, none bool) {
 	if s.ended || db.readOnly.Load() != nil || len(s.mergesNow) >= db.o.Compactors || time.Now().Before(s.mergeAt) {
 		return false, false
 	}
+	// Its number comes before its version: what is collected out of that version
+	// is then forwarded for this merge, too.
+	seq := db.mergeSeq.Add(1)
 	v := db.pin()
 	if v == nil {
 		return false, false
@@ -62,7 +65,7 @@ func (db *DB) startCompaction() (started, none bool) {
 	c := &compactJob{db: db, from: v.version.retain(), job: job}
 	v.release()
 	s.mergesNow = append(s.mergesNow, &c.job)
-	s.mergeSeqs = append(s.mergeSeqs, db.mergeSeq.Add(1))
+	s.mergeSeqs = append(s.mergeSeqs, seq)
 	s.done.Add(1)
 	go func() {
 		defer s.done.Done()

@@ -269,9 +269,6 @@ func (c *gcJob) install() error {
 			}
 		}
 	}
-	for _, f := range e.AddForwards {
-		db.forwardBorn[f.From] = db.mergeSeq.Load()
-	}
 	db.dropForwards(&st, e)
 	var segments []*wal.Segment
 	for i := range c.results {
@@ -285,6 +282,10 @@ func (c *gcJob) install() error {
 			db.log.Drop(ids)
 		}
 		return db.edited(err)
+	}
+	// Only now: merges that started until here may have the version from before.
+	for _, f := range e.AddForwards {
+		db.forwardBorn[f.From] = db.mergeSeq.Load()
 	}
 	db.counts.collections.Add(1)
 	db.counts.gcRead.Add(read)
