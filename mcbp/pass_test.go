@@ -385,6 +385,9 @@ func TestStat(t *testing.T) {
 			if len(r.Key)+len(r.Value) >= 349 {
 				t.Errorf("%s is too long for libmemcached", r.Key)
 			}
+			if _, ok := m[string(r.Key)]; ok && len(r.Key) > 0 {
+				t.Errorf("%s comes twice", r.Key)
+			}
 			m[string(r.Key)] = string(r.Value)
 		}
 		return m, all

@@ -150,25 +150,7 @@ func (p *pipeline) engineStats(e *lsm.Stats) {
 		merged += n
 	}
 	p.statInt("written_compaction", merged)
-	p.statInt("written_gc", w.GC)
-	merged := int64(0)
-	for _, n := range w.Compaction {
-		merged += n
-	}
-	p.statInt("written_compaction", merged)
 	p.statInt("written_manifest", w.Manifest)
-	p.statInt("compactions", e.Compactions)
-	p.statInt("compactions_failed", e.CompactionsFailed)
-	if e.CompactionError != "" {
-		p.statText("compaction_error", e.CompactionError[:min(len(e.CompactionError), statTextMax)])
-	}
-	p.statInt("collections", e.Collections)
-	p.statInt("collections_failed", e.CollectionsFailed)
-	if e.CollectionError != "" {
-		p.statText("collection_error", e.CollectionError[:min(len(e.CollectionError), statTextMax)])
-	}
-	p.statInt("allocated_bytes", e.Allocated)
-	p.statInt("live_bytes", e.Live)
 	p.statInt("slowed_writes", e.Slowed)
 	p.statInt("slowed_nanoseconds", int64(e.SlowedTime))
 	p.statInt("stalled_writes", e.Stalled)
