@@ -283,6 +283,6 @@ func (c *conn) record(l *loop) {
 		return
 	}
 	nanos := max(l.now-c.batches[c.batchHead&c.mask].made, 0)
-	l.stats.add(nanos, c.gets, c.sets)
+	l.stats.add(l.now, nanos, c.gets, c.sets)
 	c.gets, c.sets = 0, 0
 }

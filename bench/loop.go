@@ -44,6 +44,8 @@ type loop struct {
 	loading    bool
 	loadNext   uint64
 	loadEnd    uint64
+	counted    bool // left says how many requests are still to be sent
+	left       uint64
 	lost       int
 	lostErr    error
 	stats      *stats
@@ -105,6 +107,12 @@ func (l *loop) choose() (index uint64, op mcbp.Opcode, ok bool) {
 		l.loadNext++
 		return l.loadNext - 1, mcbp.OpSet, true
 	}
+	if l.counted {
+		if l.left == 0 {
+			return 0, 0, false
+		}
+		l.left--
+	}
 	if l.zipf != nil {
 		index = l.zipf.draw(&l.random)
 	} else {
@@ -145,6 +153,17 @@ func (l *loop) run(start, end int64, window int) error {
 		}
 		return l.stopping && (l.openRequests() == 0 || l.now-end > int64(drainTimeout))
 	})
+	l.stats.unanswered += int64(l.openRequests())
+	return err
+}
+
+// runOperations sends n requests of the workload and returns when all are
+// answered.
+func (l *loop) runOperations(n uint64, window int) error {
+	l.counted, l.left = true, n
+	l.stats.restart(l.clock())
+	err := l.phase(window, func() bool { return l.left == 0 && l.openRequests() == 0 })
+	l.stats.freeze(l.clock())
 	l.stats.unanswered += int64(l.openRequests())
 	return err
 }

@@ -56,6 +56,9 @@ type Options struct {
 	Zipf float64 `json:"zipf"`
 	// Runtime is how long answers are counted. 0 sends nothing after the load.
 	Runtime time.Duration `json:"runtime_ns"`
+	// Operations ends the run after so many requests instead of a time; Runtime
+	// and Warmup are 0 then. Default 0: Runtime says.
+	Operations uint64 `json:"run_operations,omitempty"`
 	// Warmup runs the workload before counting starts. Default 0.
 	Warmup time.Duration `json:"warmup_ns"`
 	// Seed makes the sequence of keys repeatable. Default 0, a seed as good as
@@ -156,8 +159,11 @@ func (o Options) Validate() error {
 	if o.Warmup < 0 || o.Warmup > time.Hour {
 		bad("warmup %v: want 0 to 1h", o.Warmup)
 	}
-	if o.Runtime == 0 && !o.Load {
-		bad("runtime 0 without a load: nothing to do")
+	if o.Operations > 0 && (o.Runtime != 0 || o.Warmup != 0) {
+		bad("operations %d with a time to run: want one of them", o.Operations)
+	}
+	if o.Runtime == 0 && o.Operations == 0 && !o.Load {
+		bad("neither a time to run nor operations nor a load: nothing to do")
 	}
 	if o.ServerPID < 0 {
 		bad("server pid %d: want a process id", o.ServerPID)

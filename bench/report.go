@@ -26,6 +26,8 @@ type Report struct {
 	Sets       int64   `json:"sets"`
 	Rate       float64 `json:"per_second"`
 	BytesIn    int64   `json:"bytes_in"`
+	// Worst is the rate of the worst whole second; 0 when there was none.
+	Worst float64 `json:"worst_second_per_second"`
 
 	GetLatency *Latency `json:"get_latency,omitempty"`
 	SetLatency *Latency `json:"set_latency,omitempty"`
@@ -93,7 +95,7 @@ func (r *Report) fill(s *stats) {
 	for status, n := range s.statuses {
 		r.Errors[fmt.Sprintf("0x%02x %v", uint16(status), status)] += n
 	}
-	if r.Options.Runtime == 0 {
+	if r.Options.Runtime == 0 && r.Options.Operations == 0 {
 		// Only a load: its own counters are in LoadRate.
 		r.Gets, r.Sets, r.Operations = 0, 0, 0
 		return
@@ -103,6 +105,7 @@ func (r *Report) fill(s *stats) {
 	if r.Seconds > 0 {
 		r.Rate = float64(r.Operations) / r.Seconds
 	}
+	r.Worst = s.worstSecond()
 	r.GetLatency, r.SetLatency = newLatency(s.get), newLatency(s.set)
 	r.ClientCPU = newCPU(r.usage.client, r.Operations, r.Seconds)
 	if r.Options.ServerPID != 0 && r.usage.serverErr == nil {
@@ -131,8 +134,8 @@ func (r *Report) Trouble() []string {
 	say(r.Wrong, "values were not what their key says")
 	say(r.Lost, "connections were lost: %s", r.LostReason)
 	say(r.Unanswered, "requests were never answered")
-	if r.Options.Runtime > 0 && r.Operations == 0 {
-		t = append(t, "no operation was answered in the counted time")
+	if (r.Options.Runtime > 0 || r.Options.Operations > 0) && r.Operations == 0 {
+		t = append(t, "no operation was answered")
 	}
 	if err := r.usage.serverErr; err != nil {
 		t = append(t, fmt.Sprintf("no CPU time of the server: %v", err))
@@ -152,24 +155,25 @@ func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	o := &r.Options
 	kind, window := string(o.Workload), o.Pipeline
-	if o.Runtime == 0 {
+	ran := o.Runtime > 0 || o.Operations > 0
+	if !ran {
 		kind, window = "load", max(window, loadWindow)
 	}
 	fmt.Fprintf(&b, "%s %dx%d, %d keys of %d bytes (%s), values of %d bytes", kind, o.Conns, window, o.Keys, o.KeyBytes, o.KeyFormat, o.ValueBytes)
-	if o.Runtime > 0 && o.Workload == KindMixed {
+	if ran && o.Workload == KindMixed {
 		fmt.Fprintf(&b, ", %.0f %% GET", 100*o.GetShare)
 	}
-	if o.Runtime > 0 && o.Zipf > 0 {
+	if ran && o.Zipf > 0 {
 		fmt.Fprintf(&b, ", zipf %g", o.Zipf)
 	}
-	if o.Runtime > 0 && o.Verify {
+	if ran && o.Verify {
 		b.WriteString(", bytes checked")
 	}
 	b.WriteByte('\n')
 	if r.LoadSeconds > 0 {
 		fmt.Fprintf(&b, "load      %s sets/s (%d in %.2f s)\n", Count(r.LoadRate), o.Keys, r.LoadSeconds)
 	}
-	if o.Runtime > 0 {
+	if ran {
 		fmt.Fprintf(&b, "rate      %s operations/s (%d in %.2f s)\n", Count(r.Rate), r.Operations, r.Seconds)
 		line := func(name string, n int64, l *Latency) {
 			if l != nil {

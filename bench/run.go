@@ -103,6 +103,18 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 		r.usage = <-usage
 	}
+	if o.Operations > 0 {
+		server, client, cpuErr := cpuNow(o.ServerPID)
+		err := each(loops, func(i int, l *loop) error {
+			n := uint64(len(loops))
+			return l.runOperations(part(o.Operations, uint64(i)+1, n)-part(o.Operations, uint64(i), n), window)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("run: %w", err)
+		}
+		server2, client2, cpuErr2 := cpuNow(o.ServerPID)
+		r.usage = cpuUsage{server: server2 - server, client: client2 - client, serverErr: errors.Join(cpuErr, cpuErr2)}
+	}
 	total := newStats()
 	for _, l := range loops {
 		total.merge(l.stats)
@@ -173,13 +185,18 @@ type cpuUsage struct {
 	serverErr      error
 }
 
+// cpuNow returns what the server, if pid is not 0, and the client have used.
+func cpuNow(pid int) (server, client time.Duration, err error) {
+	if pid != 0 {
+		server, err = ProcessCPU(pid)
+	}
+	return server, selfCPU(), err
+}
+
 func measureCPU(pid int, base time.Time, start, end int64) (u cpuUsage) {
 	look := func(at int64) (server, client time.Duration, err error) {
 		time.Sleep(time.Until(base.Add(time.Duration(at))))
-		if pid != 0 {
-			server, err = ProcessCPU(pid)
-		}
-		return server, selfCPU(), err
+		return cpuNow(pid)
 	}
 	server, client, err := look(start)
 	server2, client2, err2 := look(end)

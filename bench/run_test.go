@@ -215,6 +215,67 @@ func TestLoadAlone(t *testing.T) {
 	}
 }
 
+func TestOperationsEndARun(t *testing.T) {
+	for _, threads := range []int{1, 2} {
+		requests := 0
+		s := startFake(t, func(n int, r *mcbp.Response) []byte {
+			requests = n
+			return r.Append(nil)
+		})
+		o := small(s.addr())
+		o.Runtime, o.Operations, o.Workload, o.Threads, o.ServerPID = 0, 1237, KindSet, threads, os.Getpid()
+		r, err := Run(context.Background(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.mu.Lock()
+		if requests != 500+1237 || r.Operations != 1237 || r.Sets != 1237 || r.Rate <= 0 || r.ServerCPU == nil || len(r.Trouble()) > 0 {
+			t.Errorf("%d requests, %d operations, %d sets, rate %v, troubles %v", requests, r.Operations, r.Sets, r.Rate, r.Trouble())
+		}
+		s.mu.Unlock()
+	}
+}
+
+func TestWorstSecond(t *testing.T) {
+	const second = 1_000_000_000
+	// at adds n answers at a time in tenths of a second.
+	at := func(s *stats, tenths, n int64) { s.add(tenths*second/10, 2000, 0, n) }
+	for _, c := range []struct {
+		name string
+		fill func(a, b *stats)
+		want float64
+	}{
+		{"no whole second", func(a, b *stats) { at(a, 16, 5); at(b, 16, 5) }, 0},
+		{"ends do not count", func(a, b *stats) {
+			for i := int64(15); i < 45; i++ {
+				at(a, i, 10)
+				at(b, i, 1)
+			}
+		}, 110},
+		{"a second without answers", func(a, b *stats) { at(a, 16, 5); at(a, 21, 5); at(b, 42, 5) }, 0},
+		{"of both", func(a, b *stats) { at(a, 20, 5); at(b, 29, 7); at(a, 31, 20) }, 12},
+	} {
+		a, b, total := newStats(), newStats(), newStats()
+		a.restart(15 * second / 10)
+		b.restart(15 * second / 10)
+		c.fill(a, b)
+		end := int64(45) * second / 10
+		if c.name == "no whole second" {
+			end = 19 * second / 10
+		}
+		if c.name == "of both" {
+			end = 40 * second / 10
+		}
+		a.freeze(end)
+		b.freeze(end)
+		total.merge(b)
+		total.merge(a)
+		if got := total.worstSecond(); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 func TestOptionsNameEveryProblem(t *testing.T) {
 	err := Options{
 		Workload: "scan", Conns: -1, Pipeline: 5000, Keys: 300, KeyBytes: 2, ValueBytes: 1 << 30, Zipf: 9,
@@ -226,6 +287,9 @@ func TestOptionsNameEveryProblem(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %q", err, want)
 		}
+	}
+	if err := (Options{Operations: 1, Runtime: 1}).Validate(); err == nil || !strings.Contains(err.Error(), "operations") {
+		t.Errorf("operations and a time: %v", err)
 	}
 	if err := (Options{}).Validate(); err == nil {
 		t.Error("no load and no runtime is accepted")

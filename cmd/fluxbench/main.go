@@ -122,6 +122,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.IntVar(&valueBytes, "value-size", 8, "bytes of a value")
 	flags.Float64Var(&o.Zipf, "zipf", 0, "skew of the choice of keys: weight of rank r is 1/r^zipf; 0 is uniform")
 	flags.DurationVar(&o.Runtime, "runtime", 5*time.Second, "time in which answers are counted; 0 with --load only loads")
+	flags.Uint64Var(&o.Operations, "operations", 0, "end after so many requests instead of a time")
 	flags.DurationVar(&o.Warmup, "warmup", 0, "time before counting starts")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the sequence of keys")
 	flags.BoolVar(&o.Load, "load", false, "first set every key once")
@@ -130,6 +131,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.register(flags)
 	if status, ok := parse(flags, args, stdout, stderr); !ok {
 		return status
+	}
+	if o.Operations > 0 && !flags.Changed("runtime") {
+		o.Runtime = 0
 	}
 	o.Workload, o.KeyFormat, o.ValueBytes = bench.Kind(workload), bench.KeyFormat(keyFormat), valueBytes
 	// In Options zero is the default and a negative number is none.
