@@ -8,6 +8,8 @@ ROUNDS      ?= 3
 SIZE        ?= 1GB
 VALUE_SIZES ?= 1024,8
 KILLS       ?= 50
+SCALE       ?= 1
+OVERWRITE_SIZES ?= 1024 512 256 64 8
 TESTFLAGS   ?= -timeout 18m
 BENCH       ?= .
 DOCS_1K     ?= 2000000
@@ -22,7 +24,7 @@ STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench bench-go bench-restart bench-load kill test-large fuzz mutants soak clean
+.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite kill test-large fuzz mutants soak clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -59,6 +61,10 @@ bench-restart: build
 # bench-load: the engine beside Pebble, SIZE of documents loaded, ROUNDS times each, values of VALUE_SIZES bytes
 bench-load:
 	@scripts/bench-load.sh $(SIZE) $(ROUNDS) $(VALUE_SIZES)
+
+# bench-overwrite: write and space amplification of overwrites, values of OVERWRITE_SIZES bytes, SCALE times the data
+bench-overwrite:
+	@SCALE=$(SCALE) scripts/bench-overwrite.sh $(OVERWRITE_SIZES)
 
 # bench-go: Go benchmarks of the packages, with allocations (BENCH=regexp selects)
 bench-go:

@@ -24,6 +24,10 @@ func TestExitStatus(t *testing.T) {
 		{"a bad workload", "run --workload scan", exitUsage, `workload "scan"`},
 		{"a negative size", "run --value-size -2", exitUsage, "--value-size -2"},
 		{"nobody listens", "run --addr unix:/nonexistent/socket", exitFailed, "no such file"},
+		{"no server to overwrite", "overwrite", exitUsage, "process id"},
+		{"nothing to overwrite", "overwrite --stats x --dir x --server-pid 1 --value-size 0", exitUsage, "--value-size"},
+		{"an odd number of windows", "overwrite --stats x --dir x --server-pid 1 --windows 3", exitUsage, "even number"},
+		{"no directory to overwrite", "overwrite --stats http://127.0.0.1:1/stats --dir /nonexistent --server-pid 1", exitFailed, "no such file"},
 		{"no directory", "device", exitUsage, "want --dir"},
 		{"a directory that is not there", "device --dir /nonexistent", exitFailed, "no such file"},
 	} {

@@ -1,0 +1,225 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// engineStats is the part of /stats that Overwrite needs. Counters count from
+// the start of the server.
+type engineStats struct {
+	ReadOnly    string        `json:"read_only"`
+	UserBytes   int64         `json:"user_bytes"`
+	Writes      int64         `json:"writes"`
+	Written     engineWritten `json:"written_bytes"`
+	Slowed      int64         `json:"slowed_writes"`
+	SlowedTime  time.Duration `json:"slowed_nanoseconds"`
+	Stalled     int64         `json:"stalled_writes"`
+	StalledTime time.Duration `json:"stalled_nanoseconds"`
+
+	FlushesNow        int    `json:"flushes_now"`
+	FlushesFailed     int64  `json:"flushes_failed"`
+	FlushError        string `json:"flush_error"`
+	CompactionsNow    int    `json:"compactions_now"`
+	CompactionsFailed int64  `json:"compactions_failed"`
+	CompactionError   string `json:"compaction_error"`
+	CollectingNow     bool   `json:"collecting_now"`
+	CollectionsFailed int64  `json:"collections_failed"`
+	CollectionError   string `json:"collection_error"`
+
+	MemtableEntries int64 `json:"memtable_entries"`
+	Log             struct {
+		Groups      int64 `json:"groups"`
+		PooledBytes int64 `json:"pooled_bytes"`
+	} `json:"log"`
+}
+
+// engineWritten is what the engine wrote to the device, by cause, in bytes.
+type engineWritten struct {
+	Log         int64   `json:"log"`
+	LogPadding  int64   `json:"log_padding"`
+	LogPrewrite int64   `json:"log_prewrite"`
+	LogFooters  int64   `json:"log_footers"`
+	Flush       int64   `json:"flush"`
+	GC          int64   `json:"gc"`
+	Compaction  []int64 `json:"compaction"` // by the level written to
+	Manifest    int64   `json:"manifest"`
+}
+
+func (w *engineWritten) merges() (n int64) {
+	for _, x := range w.Compaction {
+		n += x
+	}
+	return n
+}
+
+func (w *engineWritten) total() int64 {
+	return w.Log + w.LogPadding + w.LogPrewrite + w.LogFooters + w.Flush + w.GC + w.Manifest + w.merges()
+}
+
+// add returns w with times the bytes of o.
+func (w engineWritten) add(o engineWritten, times int64) engineWritten {
+	sum := engineWritten{
+		Log: w.Log + times*o.Log, LogPadding: w.LogPadding + times*o.LogPadding, LogPrewrite: w.LogPrewrite + times*o.LogPrewrite,
+		LogFooters: w.LogFooters + times*o.LogFooters, Flush: w.Flush + times*o.Flush, GC: w.GC + times*o.GC,
+		Manifest: w.Manifest + times*o.Manifest, Compaction: make([]int64, max(len(w.Compaction), len(o.Compaction))),
+	}
+	copy(sum.Compaction, w.Compaction)
+	for i, n := range o.Compaction {
+		sum.Compaction[i] += times * n
+	}
+	return sum
+}
+
+// idle reports whether no flush, merge or collection runs.
+func (s *engineStats) idle() bool {
+	return s.FlushesNow == 0 && s.CompactionsNow == 0 && !s.CollectingNow
+}
+
+// trouble says what keeps figures from being those of a healthy store.
+func (s *engineStats) trouble() error {
+	switch {
+	case s.ReadOnly != "":
+		return fmt.Errorf("the store is read-only: %s", s.ReadOnly)
+	case s.FlushesFailed+s.CompactionsFailed+s.CollectionsFailed > 0:
+		return fmt.Errorf("%d flushes failed (%s), %d merges (%s), %d collections (%s)", s.FlushesFailed, s.FlushError,
+			s.CompactionsFailed, s.CompactionError, s.CollectionsFailed, s.CollectionError)
+	}
+	return nil
+}
+
+// counters is one look at everything that counts bytes.
+type counters struct {
+	engine  engineStats
+	device  int64 // written to the device of the directory, by anyone
+	process int64 // charged to the server by the kernel
+	disk    int64 // that the directory takes
+}
+
+// source is a server on this machine.
+type source struct {
+	stats string // URL of /stats
+	pid   int
+	dir   string
+}
+
+func (s source) look(ctx context.Context) (c counters, err error) {
+	// What the file system still holds in memory belongs to what was done until
+	// now.
+	err = syncDirectory(s.dir)
+	var errs [4]error
+	c.engine, errs[0] = s.engine(ctx)
+	c.device, errs[1] = deviceBytes(s.dir)
+	c.process, errs[2] = processBytes(s.pid)
+	c.disk, errs[3] = directoryBytes(s.dir)
+	return c, errors.Join(err, errors.Join(errs[:]...))
+}
+
+func (s source) engine(ctx context.Context) (e engineStats, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.stats, nil)
+	if err != nil {
+		return e, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return e, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return e, fmt.Errorf("%s: %s", s.stats, resp.Status)
+	}
+	var page struct {
+		Engine *engineStats `json:"engine"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&page); err != nil || page.Engine == nil {
+		return e, fmt.Errorf("%s: no statistics of an engine: %v", s.stats, err)
+	}
+	return *page.Engine, nil
+}
+
+// processBytes returns how much the kernel charges to a process as written to
+// storage.
+func processBytes(pid int) (int64, error) {
+	name := fmt.Sprintf("/proc/%d/io", pid)
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return 0, err
+	}
+	_, rest, ok := bytes.Cut(b, []byte("\nwrite_bytes: "))
+	text, _, _ := bytes.Cut(rest, []byte("\n"))
+	n, err := strconv.ParseInt(string(text), 10, 64)
+	if !ok || err != nil {
+		return 0, fmt.Errorf("%s has no write_bytes: %v", name, err)
+	}
+	return n, nil
+}
+
+// deviceBytes returns how much was written to the device of dir since it came
+// up.
+func deviceBytes(dir string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, fmt.Errorf("%s: %w", dir, err)
+	}
+	f, err := os.Open("/proc/diskstats")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	// major minor name, then reads completed, merged, sectors, ms, writes
+	// completed, merged, sectors of 512 bytes
+	major, minor := fmt.Sprint(unix.Major(st.Dev)), fmt.Sprint(unix.Minor(st.Dev))
+	for s := bufio.NewScanner(f); s.Scan(); {
+		fields := strings.Fields(s.Text())
+		if len(fields) >= 10 && fields[0] == major && fields[1] == minor {
+			sectors, err := strconv.ParseInt(fields[9], 10, 64)
+			return sectors * 512, err
+		}
+	}
+	return 0, fmt.Errorf("device %s:%s of %s is not in /proc/diskstats", major, minor, dir)
+}
+
+// directoryBytes returns what the files below dir take on the disk. Files may
+// go meanwhile.
+func directoryBytes(dir string) (n int64, err error) {
+	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(path, &st)
+		}
+		switch {
+		case path != dir && errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		}
+		n += st.Blocks * 512
+		return nil
+	})
+	return n, err
+}
+
+// syncDirectory writes back what the file system of dir holds in memory.
+func syncDirectory(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Syncfs(int(f.Fd()))
+}
