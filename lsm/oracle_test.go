@@ -142,7 +142,7 @@ func checkStore(db *DB) error {
 }
 
 // checkAges: what memtables hold of a kvstore is newer than what was flushed,
-// and its runs follow each other in age (design R3, R14).
+// and its tables are read from the newest down (design R3, R14).
 func checkAges(db *DB) error {
 	db.edits.mu.Lock() // the view is that of the state
 	st := db.edits.log.State()
@@ -162,16 +162,22 @@ func checkAges(db *DB) error {
 				return err
 			}
 		}
-		above := flushed + 1
-		for _, r := range pinned.version.runs[k] { // newest first
-			lowest := above
+		runs := pinned.version.runs[k] // what has a key in an earlier one is newer
+		for i, r := range runs {
 			for _, f := range r.files {
-				if f.meta.HighestSeqno >= above {
-					return fmt.Errorf("kvstore %d: table %06d has seqno %d, at or above %d", k, f.meta.Number, f.meta.HighestSeqno, above)
+				if f.meta.HighestSeqno > flushed {
+					return fmt.Errorf("kvstore %d was flushed up to seqno %d, and table %06d has %d", k, flushed, f.meta.Number, f.meta.HighestSeqno)
 				}
-				lowest = min(lowest, f.meta.LowestSeqno)
+				for _, older := range runs[i+1:] {
+					for _, g := range older.files {
+						apart := bytes.Compare(f.meta.Largest, g.meta.Smallest) < 0 || bytes.Compare(g.meta.Largest, f.meta.Smallest) < 0
+						if !apart && f.meta.LowestSeqno <= g.meta.HighestSeqno {
+							return fmt.Errorf("kvstore %d: table %06d with seqnos from %d is read before %06d with seqnos up to %d",
+								k, f.meta.Number, f.meta.LowestSeqno, g.meta.Number, g.meta.HighestSeqno)
+						}
+					}
+				}
 			}
-			above = lowest
 		}
 	}
 	return nil

@@ -28,6 +28,7 @@ type player struct {
 	halted func() bool   // the disk will not answer any more
 
 	snapshots []*shot // open ones, the oldest first
+	refused   int64   // flushes that may have failed
 
 	mu        sync.Mutex
 	dead      error

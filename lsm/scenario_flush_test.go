@@ -259,6 +259,7 @@ var flushScenarios = []*scenario{
 	},
 	{
 		name:    "flush that frees segments",
+		stride:  2,
 		base:    closed(few, "a"),
 		options: inline,
 		play: func(p *player) {
@@ -279,8 +280,9 @@ var flushScenarios = []*scenario{
 		crossed: []crossing{{vfs.OpRename, "*.seg", 1, 0}},
 	},
 	{
-		name: "flush under a snapshot",
-		base: closed(few, "a"),
+		name:   "flush under a snapshot",
+		stride: 2,
+		base:   closed(few, "a"),
 		play: func(p *player) {
 			p.open()
 			p.write(0, "k1", "k4:100")
@@ -341,8 +343,9 @@ var flushScenarios = []*scenario{
 		crossed: []crossing{{vfs.OpRemove, "*.sst", 2, 2}},
 	},
 	{
-		name: "clear during a flush",
-		base: closed(func(p *player) { few(p); p.flush(0) }, "a"),
+		name:   "clear during a flush",
+		stride: 2,
+		base:   closed(func(p *player) { few(p); p.flush(0) }, "a"),
 		play: func(p *player) {
 			p.open()
 			p.write(0, "k1", "k4:100")
@@ -499,8 +502,9 @@ var flushScenarios = []*scenario{
 		sparse:  true,
 	},
 	{
-		name: "tables that a crash left",
-		base: orphans,
+		name:   "tables that a crash left",
+		stride: 2,
+		base:   orphans,
 		play: func(p *player) {
 			p.open()
 			p.store()
