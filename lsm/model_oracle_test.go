@@ -14,7 +14,6 @@ import (
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
-	"fluxkv/internal/model"
 	"fluxkv/internal/vfs/memfs"
 	"fluxkv/sstable"
 	"fluxkv/wal"
@@ -225,8 +224,9 @@ func (m *machine) closed(t *rapid.T, h Seqno) {
 }
 
 // deadSets wants every dead document to be in the index of its segment and out
-// of sight of any reader from h on; and every document of a segment that no
-// table addresses, below what is flushed, to be dead.
+// of sight of any reader from h on; every address that a reader follows to lead
+// to a document; and every document below what is flushed that no table
+// addresses to be dead.
 func (m *machine) deadSets(t *rapid.T, h Seqno) {
 	disk := m.disk.CrashCopy(0, memfs.KeepAll)
 	db := m.db
@@ -237,39 +237,14 @@ func (m *machine) deadSets(t *rapid.T, h Seqno) {
 	defer log.Close()
 	m.orphans(t, disk, &st)
 
-	type document struct {
-		key string
-		model.Version
-	}
-	documents := map[Seqno]document{}
+	keys := map[Seqno]string{}
 	for key, v := range m.truth.All() {
-		documents[v.Seqno] = document{key, v}
+		keys[v.Seqno] = key
 	}
-	addressed := map[Seqno]entry.Address{}
-	for _, x := range st.Tables {
-		m.table(t, disk, x.Number, func(v *entry.Version) {
-			if !v.Value.HasBytes && v.Kind == entry.KindSet {
-				addressed[v.Seqno] = v.Value.Address
-			}
-		})
+	seen := func(s Seqno) bool {
+		return m.truth.Visible(keys[s], s, h, entry.MaxSeqno, max(m.now.Load(), int64(st.ExpiryClock)))
 	}
-	dead := map[Seqno]bool{}
-	for _, d := range st.Dead {
-		for _, s := range d.AppendSeqnos(nil) {
-			dead[s] = true
-			doc, ok := documents[s]
-			if !ok {
-				t.Fatalf("segment %06d: dead seqno %d was never given to a document", d.Segment(), s)
-			}
-			if m.truth.Visible(doc.key, s, h, entry.MaxSeqno, max(m.now.Load(), int64(st.ExpiryClock))) {
-				t.Fatalf("segment %06d: document %q of seqno %d is dead, but a reader at %d sees it", d.Segment(), doc.key, s, h)
-			}
-			if _, ok := addressed[s]; ok {
-				t.Fatalf("segment %06d: document %q of seqno %d is dead, but a table addresses it", d.Segment(), doc.key, s)
-			}
-		}
-		m.shape.dead.Add(int64(d.Len()))
-	}
+	indexes := map[entry.SegmentID]*wal.SeqnoIndex{}
 	for _, s := range st.Segments {
 		index, err := wal.ReadSeqnoIndex(context.Background(), wal.ScanOptions{
 			FS: disk, Dir: "data", Secret: db.secret, StoreID: db.format.StoreID, BufferBytes: 64 * kib,
@@ -277,27 +252,54 @@ func (m *machine) deadSets(t *rapid.T, h Seqno) {
 		if err != nil {
 			t.Fatalf("index of segment %06d: %v", s.ID, err)
 		}
-		deadHere := 0
-		for seqno, offset := range index.All() {
-			doc := documents[seqno]
-			a, ok := addressed[seqno]
-			switch {
-			case ok && (a.Segment != s.ID || a.Offset != offset):
-				t.Fatalf("document %q of seqno %d is addressed at %v, it is in segment %06d at %d", doc.key, seqno, a, s.ID, offset)
-			case ok:
-				delete(addressed, seqno)
-			case st.DeadSet(s.ID).Contains(seqno):
-				deadHere++
-			case doc.key != "" && seqno > st.ClearSeqno && seqno <= st.FlushedSeqno(uint16(int(db.vbucket([]byte(doc.key)))%db.kvstores)):
-				t.Fatalf("document %q of seqno %d is in no table, but not known to be dead in segment %06d", doc.key, seqno, s.ID)
+		indexes[s.ID] = index
+	}
+	for _, d := range st.Dead {
+		for _, s := range d.AppendSeqnos(nil) {
+			if _, ok := indexes[d.Segment()].Lookup(s); !ok {
+				t.Fatalf("segment %06d: seqno %d is dead, but not in its index", d.Segment(), s)
+			}
+			if seen(s) {
+				t.Fatalf("segment %06d: document %q of seqno %d is dead, but a reader at %d sees it", d.Segment(), keys[s], s, h)
 			}
 		}
-		if n := st.DeadSet(s.ID).Len(); n != deadHere {
-			t.Fatalf("segment %06d: %d documents are dead, %d of them are in its index", s.ID, n, deadHere)
-		}
+		m.shape.dead.Add(int64(d.Len()))
 	}
-	for seqno, a := range addressed {
-		t.Fatalf("seqno %d is addressed at %v, where no index has it", seqno, a)
+	addressed := map[Seqno]entry.SegmentID{}
+	for _, x := range st.Tables {
+		m.table(t, disk, x.Number, func(v *entry.Version) {
+			if v.Value.HasBytes || v.Kind != entry.KindSet {
+				return
+			}
+			a := v.Value.Address
+			for _, id := range st.Resolve(nil, a.Segment, v.Seqno) {
+				offset, ok := indexes[id].Lookup(v.Seqno)
+				if !ok {
+					continue
+				}
+				if id == a.Segment && offset != a.Offset {
+					t.Fatalf("document %q of seqno %d is addressed at %v, it is at %d", keys[v.Seqno], v.Seqno, a, offset)
+				}
+				if st.DeadSet(id).Contains(v.Seqno) {
+					t.Fatalf("segment %06d: document %q of seqno %d is dead, but table %d addresses it", id, keys[v.Seqno], v.Seqno, x.Number)
+				}
+				addressed[v.Seqno] = id
+				return
+			}
+			// A collection leaves out what it knows to be replaced.
+			if seen(v.Seqno) {
+				t.Fatalf("document %q of seqno %d is addressed at %v, where it is not", keys[v.Seqno], v.Seqno, a)
+			}
+		})
+	}
+	for id, index := range indexes {
+		for seqno := range index.All() {
+			key, ok := keys[seqno]
+			if ok && addressed[seqno] != id && !st.DeadSet(id).Contains(seqno) && seqno > st.ClearSeqno &&
+				seqno <= st.FlushedSeqno(uint16(int(db.vbucket([]byte(key)))%db.kvstores)) {
+				t.Fatalf("document %q of seqno %d is in no table, but not known to be dead in segment %06d", key, seqno, id)
+			}
+		}
 	}
 }
 
