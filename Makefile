@@ -18,13 +18,16 @@ LARGE_QUOTA ?= 256MiB
 LARGE_CACHE ?= 64MiB
 LARGE_KILLS ?= 2
 LARGE_FLAGS ?=
+SPACE_MB    ?= 4000
+REWRITES    ?= 10000
+SPACE_FLAGS ?=
 DATA        ?= data
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite kill test-large fuzz mutants soak clean
+.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite kill test-large test-space fuzz mutants soak clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -79,6 +82,11 @@ test-large:
 	FLUXKV_LARGE_1K=$(DOCS_1K) FLUXKV_LARGE_8B=$(DOCS_8B) FLUXKV_LARGE_QUOTA=$(LARGE_QUOTA) FLUXKV_LARGE_CACHE=$(LARGE_CACHE) \
 	FLUXKV_LARGE_ROUNDS=$(LARGE_KILLS) FLUXKV_LARGE_FLAGS="$(LARGE_FLAGS)" \
 		$(GO) test -count=1 -run 'TestLarge$$' -v -timeout 3h ./cmd/fluxkv
+
+# test-space: what a store must give back by itself: of SPACE_MB that are deleted, or expire, and of one document written REWRITES times
+test-space:
+	FLUXKV_SPACE_MB=$(SPACE_MB) FLUXKV_SPACE_REWRITES=$(REWRITES) FLUXKV_SPACE_FLAGS="$(SPACE_FLAGS)" \
+		$(GO) test -count=1 -run 'TestSpace' -v -timeout 3h ./cmd/fluxkv
 
 # fuzz: run every fuzzer for T, one after another
 fuzz:
