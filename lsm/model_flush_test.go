@@ -64,6 +64,13 @@ func (m *machine) Flush(t *rapid.T) {
 	m.shape.flushes.Add(1)
 }
 
+// Compact merges and collects whatever is worth it.
+func (m *machine) Compact(t *rapid.T) {
+	if err := m.db.Compact(); err != nil {
+		t.Fatalf("compact: %v", err)
+	}
+}
+
 // FlushSome flushes some kvstores, as the scheduler would.
 func (m *machine) FlushSome(t *rapid.T) {
 	var picked []int
@@ -96,13 +103,10 @@ func (m *machine) flushOnly(picked []int) error {
 // ClockBack sets the clock back. What expired comes back, unless it was given up
 // (design R24).
 func (m *machine) ClockBack(t *rapid.T) {
-	// A flush that runs would give up as of the time before.
-	s := &m.db.sched
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.running > 0 {
-		s.cond.Wait()
-	}
+	// A job that runs would give up as of the time before.
+	m.db.sched.mu.Lock()
+	defer m.db.sched.mu.Unlock()
+	m.quietLocked()
 	m.now.Add(-int64(rapid.SampledFrom([]int{1, 10, 100, 4000}).Draw(t, "seconds")))
 }
 
