@@ -13,6 +13,7 @@ import (
 	"fluxkv/compaction"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
+	"fluxkv/internal/manifest"
 	"fluxkv/sstable"
 	"fluxkv/wal"
 )
@@ -77,17 +78,14 @@ func (db *DB) startCompaction() (started, none bool) {
 	return true, false
 }
 
-// compactionEnded notes the outcome of a merge. The inputs of one that could not
-// be read are left alone until the next start (design R21); everything else
-// goes on.
+// compactionEnded notes the outcome of a merge. An input that could not be read
+// is left alone until the next start (design R21); everything else goes on.
 func (db *DB) compactionEnded(c *compactJob, err error, took time.Duration) {
 	s := &db.sched
 	s.mu.Lock()
 	if errors.Is(err, sstable.ErrCorrupt) || errors.Is(err, wal.ErrCorrupt) {
-		for _, run := range c.job.Inputs {
-			for _, t := range run {
-				s.fenced[t.Number] = true
-			}
+		for _, t := range c.unreadable(err) {
+			s.fenced[t.Number] = true
 		}
 	}
 	i := slices.Index(s.mergesNow, &c.job)
@@ -111,6 +109,22 @@ func (db *DB) compactionEnded(c *compactJob, err error, took time.Duration) {
 		db.o.Logf("compaction of kvstore %d: %v", c.job.KVStore, err)
 	}
 	s.wake()
+}
+
+// unreadable returns the input that a merge found damaged: all of them when the
+// damage is elsewhere, such as where their addresses lead.
+func (c *compactJob) unreadable(err error) (all []*manifest.Table) {
+	var bad *sstable.CorruptError
+	errors.As(err, &bad)
+	for _, run := range c.job.Inputs {
+		for _, t := range run {
+			if bad != nil && bad.File == c.db.tableName(t.Number) {
+				return []*manifest.Table{t}
+			}
+			all = append(all, t)
+		}
+	}
+	return all
 }
 
 // errGone: a clear dropped inputs while a job worked on them. Nothing is lost.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
 	"slices"
 	"time"
 
@@ -113,8 +114,8 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 	return p
 }
 
-// gcEnded notes the outcome of a collection. Victims that could not be read are
-// left alone for longer and longer, and are never freed for that (design R21).
+// gcEnded notes the outcome of a collection. A victim that could not be read is
+// left alone for a while, and never freed for that (design R21).
 func (db *DB) gcEnded(c *gcJob, err error) {
 	s := &db.sched
 	s.mu.Lock()
@@ -129,7 +130,7 @@ func (db *DB) gcEnded(c *gcJob, err error) {
 		s.gcBackoff = min(max(2*s.gcBackoff, flushRetryMin), flushRetryMax)
 		s.gcAt = time.Now().Add(s.gcBackoff)
 		if errors.Is(err, wal.ErrCorrupt) {
-			for _, id := range slices.Concat(c.job.Once, c.job.Again) {
+			for _, id := range c.unreadable(err) {
 				s.fencedSegments[id] = time.Now().Add(fenceSegments)
 			}
 		}
@@ -141,6 +142,22 @@ func (db *DB) gcEnded(c *gcJob, err error) {
 		db.o.Logf("garbage collection: %v", err)
 	}
 	s.wake()
+}
+
+// unreadable returns the victim that was found damaged: all of them when it is not
+// known which.
+func (c *gcJob) unreadable(err error) []entry.SegmentID {
+	victims := slices.Concat(c.job.Once, c.job.Again)
+	var bad *wal.CorruptError
+	if errors.As(err, &bad) {
+		for _, id := range victims {
+			s, _ := c.from.state.Segment(id)
+			if bad.File == path.Join(c.db.dir, wal.SegmentsDir, wal.SegmentName(id, wal.SegmentKind(s.Kind))) {
+				return []entry.SegmentID{id}
+			}
+		}
+	}
+	return victims
 }
 
 // fenceSegments is how long segments that could not be read are left alone.

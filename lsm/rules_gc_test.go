@@ -2,10 +2,14 @@ package lsm
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path"
+	"slices"
 	"strings"
 	"testing"
 
+	"fluxkv/compaction"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
 	"fluxkv/internal/vfs/memfs"
@@ -109,4 +113,139 @@ func TestR08_ADocumentIsFoundAmongManyOutputs(t *testing.T) {
 	if s, _, err := v.find(entry.Address{Segment: victim.ID}, n+1); s != nil || err != nil {
 		t.Errorf("a document that was given up: %v, %v", s, err)
 	}
+}
+
+// segmentName is the path of a registered segment.
+func segmentName(s manifest.Segment) string {
+	return path.Join("data", wal.SegmentsDir, wal.SegmentName(s.ID, wal.SegmentKind(s.Kind)))
+}
+
+// garbage fills several segments of the log with documents of which one in four
+// is alive in the end, and flushes. It returns what they are.
+func garbage(t testing.TB, db *DB) (keys []string, value string) {
+	t.Helper()
+	value = strings.Repeat("v", 3000)
+	for round := range 4 {
+		for i := range 30 {
+			set(t, db, fmt.Sprintf("hot%02d", i), value)
+			if round == 0 || i%10 == 0 {
+				keys = append(keys, fmt.Sprintf("cold%d-%02d", round, i))
+				set(t, db, keys[len(keys)-1], value)
+			}
+		}
+	}
+	for i := range 30 {
+		keys = append(keys, fmt.Sprintf("hot%02d", i))
+	}
+	set(t, db, "last", "x")
+	mustFlush(t, db)
+	until(t, "footers", func() bool {
+		n := 0
+		for _, s := range db.edits.log.State().Segments {
+			if !s.Sealed && !s.Ended {
+				n++
+			}
+		}
+		return n <= 2
+	})
+	return keys, value
+}
+
+// TestR21_ADamagedVictimIsKeptAlone: a segment with a bad record stays, with all
+// its documents; every other one is collected all the same.
+func TestR21_ADamagedVictimIsKeptAlone(t *testing.T) {
+	fs := memfs.New()
+	o := gcOptions(fs)
+	o.noGC = true
+	db := mustOpen(t, "data", o)
+	keys, value := garbage(t, db)
+	mustCompact(t, db)
+	db.Close()
+	o.noGC = false
+	db = mustOpen(t, "data", o)
+	defer db.Close()
+	v := db.pin()
+	all := compaction.SegmentsOf(v.version.state, func(entry.SegmentID) uint64 { return 0 })
+	job, ok := compaction.PickSegments(db.gcPicture(v))
+	v.release()
+	if !ok || len(job.Once) < 3 {
+		t.Fatalf("the test wants several victims of one collection, not %v of %+v", job.Once, all)
+	}
+	st := db.edits.log.State()
+	bad, _ := st.Segment(job.Once[0])
+	damage(t, fs, segmentName(bad), 4096+100) // in its first group
+	if err := db.Compact(); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("collection of a damaged segment: %v", err)
+	}
+	if s := db.Stats(); s.CollectionsFailed != 1 || !strings.Contains(s.CollectionError, segmentName(bad)) {
+		t.Errorf("%d collections failed, %q", s.CollectionsFailed, s.CollectionError)
+	}
+	mustCompact(t, db)
+	st = db.edits.log.State()
+	if _, ok := st.Segment(bad.ID); !ok {
+		t.Errorf("segment %06d was freed although it could not be read", bad.ID)
+	}
+	for _, id := range job.Once[1:] {
+		if _, ok := st.Segment(id); ok {
+			t.Errorf("segment %06d was not collected: %+v", id, db.Stats())
+		}
+	}
+	lost := 0
+	for _, key := range keys {
+		it, err := db.Get(nil, []byte(key))
+		if err != nil && errors.Is(err, ErrCorrupt) {
+			lost++
+		} else if err != nil || string(it.Value) != value {
+			t.Errorf("%s: %d bytes, %v", key, len(it.Value), err)
+		}
+	}
+	if lost > 2 {
+		t.Errorf("%d documents cannot be read, but only one group is damaged", lost)
+	}
+	if left, err := fs.List("data/log"); err != nil || !slices.Contains(left, path.Base(segmentName(bad))) {
+		t.Errorf("%v, %v: %s is gone", left, err, segmentName(bad))
+	}
+}
+
+// TestR21_ADamagedTableIsFencedAlone: the merge that comes across it fails, its
+// neighbours are merged without it, and nothing of it is freed.
+func TestR21_ADamagedTableIsFencedAlone(t *testing.T) {
+	fs := memfs.New()
+	o := gcOptions(fs)
+	o.VBuckets, o.KVStores = 2, 2
+	db := mustOpen(t, "data", o)
+	bad, good := keyOf(db, 0, 0), keyOf(db, 1, 0)
+	for round := range 3 {
+		set(t, db, bad, fmt.Sprint(round))
+		set(t, db, good, fmt.Sprint(round))
+		mustFlush(t, db)
+	}
+	before := db.edits.log.State()
+	name := db.tableName(before.LevelTables(0, 0)[1].Number)
+	db.Close()
+	damage(t, fs, name, 10)
+	db = mustOpen(t, "data", o)
+	defer db.Close()
+	failed := 0
+	for failed < 5 && db.Compact() != nil {
+		failed++
+	}
+	st := db.edits.log.State()
+	if n, m := len(st.LevelTables(0, 0)), len(st.LevelTables(1, 0)); failed != 1 || n != 3 || m != 0 || len(st.Tables) != 4 {
+		t.Errorf("%d compactions failed; %d and %d tables above the last level of %d, want 1 failure, 3 and 0 of 4", failed, n, m, len(st.Tables))
+	}
+	if len(db.sched.fenced) != 1 {
+		t.Errorf("%d tables are fenced, one is damaged", len(db.sched.fenced))
+	}
+	want(t, db, good, "2")
+	want(t, db, bad, "2") // the newest one is in another table
+	if _, err := fs.Size(name); err != nil {
+		t.Errorf("the damaged table: %v", err)
+	}
+	// What is flushed now goes on as ever, next to it.
+	set(t, db, good, "3")
+	set(t, db, bad, "3")
+	mustCompact(t, db)
+	want(t, db, bad, "3")
+	want(t, db, good, "3")
 }

@@ -197,7 +197,7 @@ func (db *DB) Compact() error {
 			return ErrClosed
 		}
 		if s.mergesFailed+s.gcFailed != failed {
-			return db.writeError(cmp.Or(s.mergeErr, s.gcErr))
+			return db.writeError(corruptError(cmp.Or(s.mergeErr, s.gcErr)))
 		}
 		s.wake()
 		s.cond.Wait()
