@@ -138,7 +138,7 @@ func checkStore(db *DB) error {
 	if err := checkTableFiles(db); err != nil {
 		return err
 	}
-	return errors.Join(checkAges(db), checkDead(db))
+	return errors.Join(checkAges(db), checkDead(db), checkCollected(db))
 }
 
 // checkAges: what memtables hold of a kvstore is newer than what was flushed,
