@@ -194,6 +194,7 @@ func (db *DB) close() error {
 	if v := db.current.Swap(nil); v != nil {
 		v.release()
 	}
+	db.obsolete.end()
 	db.removeObsolete()
 	for _, f := range db.files {
 		f.freeProbe(db)

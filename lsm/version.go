@@ -245,7 +245,7 @@ func (v *version) release() {
 	}
 	for _, f := range v.files {
 		if f.refs.Add(-1) == 0 && f.dropped.Load() {
-			v.db.obsolete.add(f)
+			v.db.obsolete.add(v.db, f)
 		}
 	}
 	for _, s := range v.segments {
@@ -291,13 +291,30 @@ type obsolete struct {
 	mu    sync.Mutex // a leaf
 	files []*tableFile
 	wake  func()
+	ended bool // the store is closed: readers that end now give memory back, no more
 }
 
-func (o *obsolete) add(f *tableFile) {
+func (o *obsolete) add(db *DB, f *tableFile) {
 	o.mu.Lock()
-	o.files = append(o.files, f)
+	ended := o.ended
+	if !ended {
+		o.files = append(o.files, f)
+	}
 	o.mu.Unlock()
+	if ended {
+		// The directory may belong to another process by now: the next open
+		// removes the file.
+		f.freeProbe(db)
+		return
+	}
 	o.wake()
+}
+
+// end gives back what is left; see add.
+func (o *obsolete) end() {
+	o.mu.Lock()
+	o.ended = true
+	o.mu.Unlock()
 }
 
 func (o *obsolete) take() []*tableFile {
