@@ -200,6 +200,7 @@ func TestR02_FlushesOfAKVStoreFollowSealing(t *testing.T) {
 func TestR03_TheOldestMemtableHoldsReplayFrom(t *testing.T) {
 	fs := memfs.New()
 	o := testOptions(fs)
+	o.flushOnDemand = true
 	db := mustOpen(t, "data", o)
 	set(t, db, keyOf(db, 3, 0), "cold")
 	cold := db.edits.log.State().ReplayFrom
@@ -580,7 +581,9 @@ func TestR26_TheLogToReplayIsBounded(t *testing.T) {
 
 func TestR26_KVStoresFlushedTogetherShareAnEditAndADirectorySync(t *testing.T) {
 	fs := memfs.New()
-	db := mustOpen(t, "data", testOptions(fs))
+	o := testOptions(fs)
+	o.flushOnDemand = true
+	db := mustOpen(t, "data", o)
 	defer db.Close()
 	var b Batch
 	for i := range 200 {

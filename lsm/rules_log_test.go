@@ -348,6 +348,7 @@ func TestR12_WhatWasReplayedIsSyncedBeforeTheEdit(t *testing.T) {
 func TestR13_ClearIsOneRecordAndOutlivesACrash(t *testing.T) {
 	fs := memfs.New()
 	o := testOptions(fs)
+	o.flushOnDemand = true
 	db := mustOpen(t, "data", o)
 	big := strings.Repeat("v", 2000)
 	for i := range 100 {
