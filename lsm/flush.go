@@ -343,6 +343,9 @@ func (db *DB) deadSets(st *manifest.State, dead []compaction.Dead) []*manifest.D
 	var ids []entry.SegmentID
 	for _, d := range dead {
 		if _, ok := st.Segment(d.Segment); ok {
+			if mutant.DeadInWrongSegment {
+				d.Segment = st.Segments[len(st.Segments)-1].ID
+			}
 			add(d.Segment, d.Seqno)
 			continue
 		}
@@ -364,6 +367,9 @@ func (db *DB) deadSets(st *manifest.State, dead []compaction.Dead) []*manifest.D
 // indexHas reports whether an output of garbage collection holds a document. One
 // whose index cannot be read has nothing dead: it is kept.
 func (db *DB) indexHas(id entry.SegmentID, seqno Seqno) bool {
+	if db.log == nil {
+		return false // in recovery, which finds no dead but in the log
+	}
 	s := db.log.Acquire(id)
 	if s == nil {
 		return false

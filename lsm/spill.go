@@ -102,6 +102,9 @@ func (r *recoverer) addSpilled(e *manifest.Edit) error {
 	}
 	e.AddDead = r.db.deadSets(&r.state, dead)
 	e.ReplayFrom = s.from
+	if mutant.SpillReplayFromEnd {
+		e.ReplayFrom = r.scan.End
+	}
 	r.db.unneeded(&r.state, e)
 	dir := path.Join(r.db.dir, TablesDir)
 	if err := mutant.Skip(mutant.SkipSpillDirSync, func() error { return r.db.fs.SyncDir(dir) }); err != nil {
