@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"fluxkv/compaction"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/vfs"
 	"fluxkv/internal/vfs/memfs"
 	"fluxkv/wal"
 )
@@ -248,4 +250,37 @@ func TestR21_ADamagedTableIsFencedAlone(t *testing.T) {
 	mustCompact(t, db)
 	want(t, db, bad, "3")
 	want(t, db, good, "3")
+}
+
+// TestG9_ACloseRecordsWhereSegmentsEnd: the end of a segment is recorded by the
+// run that wrote it, also when the store is closed before its footer is written.
+// Without an end it would never be collected.
+func TestG9_ACloseRecordsWhereSegmentsEnd(t *testing.T) {
+	fs := memfs.New()
+	o := gcOptions(fs)
+	db := mustOpen(t, "data", o)
+	fs.SetHook(func(op vfs.Op) error {
+		for op.Kind == vfs.OpTruncate && strings.HasSuffix(op.Name, ".seg") && db.sched.ctx.Err() == nil {
+			time.Sleep(time.Millisecond) // no footer before the store is being closed
+		}
+		return nil
+	})
+	for i := range 40 { // two segments, and some: the preparer is busy with the first
+		set(t, db, fmt.Sprintf("key%d", i), strings.Repeat("v", 3000))
+	}
+	mustFlush(t, db)
+	db.Close()
+	fs.SetHook(nil)
+	db = mustOpen(t, "data", o)
+	defer db.Close()
+	st := db.edits.log.State()
+	n := 0
+	for _, s := range st.Segments {
+		if s.ID < st.ReplayFrom.Segment && !s.Sealed && !s.Ended {
+			n++
+		}
+	}
+	if n > 0 || len(st.Segments) < 3 {
+		t.Errorf("%d of %d segments have no end", n, len(st.Segments))
+	}
 }

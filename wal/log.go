@@ -317,6 +317,9 @@ func (l *Log) Close() error {
 	l.prep.wake()
 	l.workers.Wait()
 	err := l.finish()
+	if err == nil {
+		l.sealRest()
+	}
 	l.releaseWritten()
 	l.prep.close(l)
 	l.writer.freeBuffers()
@@ -324,6 +327,18 @@ func (l *Log) Close() error {
 		err = cerr
 	}
 	return err
+}
+
+// sealRest writes the footers that the preparer did not get to: nobody does it
+// later, and a segment whose end is not recorded is never collected. The last
+// segment stays as it is; the next start ends it. The goroutines have ended.
+func (l *Log) sealRest() {
+	l.o.Mu.Lock()
+	p := &l.prep
+	p.sealing = slices.DeleteFunc(p.sealing, func(s *Segment) bool { return s == l.active })
+	l.o.Mu.Unlock()
+	for l.sealNext() {
+	}
 }
 
 // releaseWritten gives the writer's references back. The goroutines have ended.
