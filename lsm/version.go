@@ -3,6 +3,7 @@ package lsm
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"path"
 	"slices"
 	"sort"
@@ -342,4 +343,8 @@ func (db *DB) removeObsolete() {
 			db.o.Logf("remove table: %v", err)
 		}
 	}
+}
+
+func (f *tableFile) String() string {
+	return fmt.Sprintf("table %06d of kvstore %d", f.meta.Number, f.meta.KVStore)
 }

@@ -49,17 +49,33 @@ func (s *fluxkvStore) get(dst, key []byte) ([]byte, bool, error) {
 	return item.Value, err == nil, err
 }
 
-// written takes the causes as the engine's own counters name them.
+// written takes the causes as the engine's own counters name them; merges of
+// all levels together.
 func (s *fluxkvStore) written() (map[string]int64, error) {
-	b, err := json.Marshal(s.db.Stats())
+	b, err := json.Marshal(s.db.Stats().Written)
 	if err != nil {
 		return nil, err
 	}
-	var stats struct {
-		Written map[string]int64 `json:"written_bytes"`
+	var causes map[string]json.RawMessage
+	if err := json.Unmarshal(b, &causes); err != nil {
+		return nil, err
 	}
-	err = json.Unmarshal(b, &stats)
-	return stats.Written, err
+	all := map[string]int64{}
+	for cause, raw := range causes {
+		var levels []int64
+		if err := json.Unmarshal(raw, &levels); err == nil {
+			for _, n := range levels {
+				all[cause] += n
+			}
+			continue
+		}
+		var n int64
+		if err := json.Unmarshal(raw, &n); err != nil {
+			return nil, err
+		}
+		all[cause] = n
+	}
+	return all, nil
 }
 
 func (s *fluxkvStore) close() error { return s.db.Close() }
