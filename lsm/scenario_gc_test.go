@@ -25,6 +25,12 @@ func (p *player) collect() {
 	p.rolled()
 	p.compact(0)
 	p.checked()
+	if p.over() || p.faulty || p.halted() || len(p.snapshots) > 0 {
+		return
+	}
+	if err := checkNeeded(p.db); err != nil && !p.halted() {
+		p.problem("compacted store: %w", err)
+	}
 }
 
 // rolled waits until the log has sealed all it can.
@@ -33,14 +39,15 @@ func (p *player) rolled() {
 	if p.faulty {
 		limit = 30 * time.Millisecond
 	}
-	p.wait(limit, func(Stats) bool {
+	p.wait(limit, func(s Stats) bool {
 		unsealed := 0
-		for _, s := range p.db.edits.log.State().Segments {
-			if s.Kind == manifest.SegmentLog && !s.Sealed && !s.Ended {
+		for _, seg := range p.db.edits.log.State().Segments {
+			if seg.Kind == manifest.SegmentLog && !seg.Sealed && !seg.Ended {
 				unsealed++
 			}
 		}
-		return unsealed <= 2 // the one that is written to, and the one prepared
+		// The one that is written to, and the one prepared.
+		return unsealed <= 2 && s.Log.Segments+s.Log.Reused >= 2+s.Log.Seals
 	})
 }
 
@@ -50,14 +57,20 @@ func (p *player) checked() {
 		return
 	}
 	p.store()
+	if p.faulty { // files that could not be removed may stay
+		err := checkAddresses(p.db)
+		if err != nil && !p.halted() && !errors.Is(err, faultfs.ErrInjected) && p.fault != faultfs.BitFlip {
+			p.problem("running store: %w", err)
+		}
+		return
+	}
 	err := checkCollected(p.db)
 	if err == nil && len(p.snapshots) == 0 {
 		_, err = p.db.Verify(context.Background())
 	}
-	if err == nil || p.halted() || p.faulty && (errors.Is(err, faultfs.ErrInjected) || p.fault == faultfs.BitFlip) {
-		return
+	if err != nil && !p.halted() {
+		p.problem("running store: %w", err)
 	}
-	p.problem("running store: %w", err)
 }
 
 // hot writes a round of documents that the next round replaces, each with a cold
@@ -205,6 +218,52 @@ var gcScenarios = []*scenario{
 			p.write(0, "h0:100", "-c00")
 		},
 		crossed: []crossing{{vfs.OpCreate, "*.gc.seg", 1, 0}, {vfs.OpSync, "*.gc.seg", 1, 0}},
+	},
+	{
+		name:   "eight slices over a last level",
+		base:   closed(func(p *player) { few(p); p.write(0, "k4:100", "k5"); p.collect() }, "a"),
+		stride: 4,
+		play: func(p *player) {
+			p.open()
+			for i := range 8 {
+				p.write(0, "k9", fmt.Sprintf("s%d:70", i), "-k"+fmt.Sprint(1+i%2))
+				p.flush(0)
+			}
+			p.collect()
+			p.sees("merge above the last level", func(s Stats) bool { return s.Compactions == 2 && s.Written.Compaction[0] > 0 })
+			p.verify()
+			p.rolled()
+			p.reopen()
+			p.verify()
+		},
+		crossed: []crossing{{vfs.OpCreate, "*.sst", 10, 10}, {vfs.OpRemove, "*.sst", 10, 10}},
+		sparse:  true,
+	},
+	{
+		name:   "the log rolls on during a merge",
+		base:   closed(func(p *player) { hot(p, 0, 3); p.rolled() }, "a"),
+		stride: 3,
+		play: func(p *player) {
+			p.open()
+			p.write(0, "h0:6000", "-c00")
+			p.flush(0)
+			p.during(vfs.OpSync, "*.sst", func() error {
+				for i := range 6 {
+					p.write(0, fmt.Sprintf("h%d:6000", i%3), fmt.Sprintf("c3%d:2500", i))
+				}
+				p.rolled()
+				return nil
+			})
+			p.compact(0)
+			p.verify()
+			p.checked()
+			p.rolled()
+			p.reopen()
+			p.verify()
+			p.collect()
+			p.verify()
+		},
+		sparse: true,
 	},
 	{
 		name:   "collection of outputs again",
