@@ -14,6 +14,7 @@ import (
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
 	"fluxkv/internal/manifest"
+	"fluxkv/internal/mutant"
 	"fluxkv/sstable"
 	"fluxkv/wal"
 )
@@ -162,12 +163,15 @@ func (c *compactJob) write(ctx context.Context) error {
 	src := iter.NewMerge(sources...)
 	defer src.Close()
 	policy := db.flushPolicy(0)
-	policy.Bottom = c.job.Bottom
+	policy.Bottom = c.job.Bottom || mutant.MergeAlwaysBottom
+	if mutant.MergeAtVisible {
+		policy.Horizon = Seqno(db.publish.visible.Load())
+	}
 	o := compaction.MergeOptions{
 		Output: db.tableOutput(int(c.job.KVStore)), Policy: policy,
 		Versions: c.job.Entries, Bytes: c.job.Bytes,
 	}
-	o.Boundaries, o.LeaveDirSync = c.job.Boundaries, false
+	o.Boundaries, o.LeaveDirSync = c.job.Boundaries, mutant.SkipMergeDirSync
 	if c.job.OutLevel > 0 && db.o.BloomBits > 0 && c.job.Bottom {
 		o.BloomBits = db.o.BloomBits
 	}

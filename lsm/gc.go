@@ -106,6 +106,7 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 	for i := range p.Segments {
 		g := &p.Segments[i]
 		p.Allocated += g.Bytes
+		g.Flushed = g.Flushed || mutant.CollectReplayed && st.Segments[i].Sealed
 		g.Fenced = time.Now().Before(db.sched.fencedSegments[g.ID])
 	}
 	db.sched.mu.Unlock()
@@ -212,7 +213,7 @@ func (c *gcJob) rewrite(ctx context.Context, ids []entry.SegmentID) (wal.Rewrite
 	}
 	// What a clear ended is in no table and in no dead set.
 	cleared := st.ClearSeqno
-	if cleared > c.horizon {
+	if cleared > c.horizon && !mutant.CollectClearEarly {
 		cleared = 0
 	}
 	return wal.Rewrite(ctx, wal.RewriteOptions{
@@ -267,6 +268,9 @@ func (c *gcJob) install() error {
 			e.DropSegments = append(e.DropSegments, x.ID)
 			f := manifest.Forward{From: x.ID}
 			for _, m := range x.Moved {
+				if mutant.ForwardTooNarrow {
+					m.First = m.Last
+				}
 				f.To = append(f.To, manifest.ForwardRange{Segment: m.Segment, First: m.First, Last: m.Last})
 			}
 			e.AddForwards = append(e.AddForwards, f)
@@ -293,6 +297,13 @@ func (c *gcJob) install() error {
 	}
 	if err := db.log.AddSegments(segments); err != nil {
 		return fmt.Errorf("garbage collection: %w", err)
+	}
+	if mutant.DropVictimsEarly {
+		for _, f := range e.AddForwards {
+			v, _ := st.Segment(f.From)
+			_ = db.fs.Remove(path.Join(db.dir, wal.SegmentsDir, wal.SegmentName(v.ID, wal.SegmentKind(v.Kind))))
+		}
+		_ = db.fs.SyncDir(path.Join(db.dir, wal.SegmentsDir))
 	}
 	if err := db.installEdit(e, func(*view) {}); err != nil {
 		if !errors.Is(err, wal.ErrFailed) {
@@ -425,6 +436,9 @@ func (p *prober) end() {
 func (p *prober) replaced(r *wal.Record) bool {
 	db := p.db
 	db.counts.probes.Add(1)
+	if mutant.ProbeAnyKey {
+		return r.Seqno < p.horizon
+	}
 	if p.asked%viewProbes == 0 {
 		p.view.release()
 		p.view = db.pin()

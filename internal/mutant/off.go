@@ -65,4 +65,12 @@ const (
 	DropForwardEarly     = false
 	ForgetDeadMeanwhile  = false
 	ProbeWithoutHorizon  = false
+	CollectClearEarly    = false
+	CollectReplayed      = false
+	DropVictimsEarly     = false
+	ForwardTooNarrow     = false
+	MergeAlwaysBottom    = false
+	MergeAtVisible       = false
+	ProbeAnyKey          = false
+	SkipMergeDirSync     = false
 )

@@ -144,4 +144,20 @@ var (
 	ForgetDeadMeanwhile = on("ForgetDeadMeanwhile")
 	// ProbeWithoutHorizon lets garbage collection drop what a newer version replaces that nobody may see yet.
 	ProbeWithoutHorizon = on("ProbeWithoutHorizon")
+	// CollectClearEarly lets a collection drop what a clear ended although a snapshot still sees it.
+	CollectClearEarly = on("CollectClearEarly")
+	// CollectReplayed collects segments that memtables and replay need.
+	CollectReplayed = on("CollectReplayed")
+	// DropVictimsEarly removes collected segments before the edit that drops them.
+	DropVictimsEarly = on("DropVictimsEarly")
+	// ForwardTooNarrow forwards only the last of the documents that an output took over.
+	ForwardTooNarrow = on("ForwardTooNarrow")
+	// MergeAlwaysBottom lets any merge drop tombstones, although older tables have the keys.
+	MergeAlwaysBottom = on("MergeAlwaysBottom")
+	// MergeAtVisible lets a merge drop versions that a snapshot sees.
+	MergeAtVisible = on("MergeAtVisible")
+	// ProbeAnyKey takes a newer version of any key for one of the key that is looked for.
+	ProbeAnyKey = on("ProbeAnyKey")
+	// SkipMergeDirSync names tables of a merge in the manifest whose directory was not synced.
+	SkipMergeDirSync = on("SkipMergeDirSync")
 )
