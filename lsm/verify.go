@@ -128,6 +128,9 @@ func (x *verification) table(ctx context.Context, f *tableFile) error {
 		}
 		_, key := entry.SplitKey(e.Key)
 		out, meta, err := wal.ReadDocument(s.File, a, e.Seqno, key, &x.db.secret, !x.db.o.BufferedIO, buf[:0])
+		if err != nil && !errors.Is(err, wal.ErrCorrupt) {
+			return fmt.Errorf("%v: seqno %d: %w", f, e.Seqno, err)
+		}
 		if err != nil {
 			x.bad("%v: seqno %d: %v", f, e.Seqno, err)
 			continue
@@ -138,7 +141,9 @@ func (x *verification) table(ctx context.Context, f *tableFile) error {
 		buf = out
 		x.report.Documents++
 	}
-	if err := it.Error(); err != nil {
+	if err := it.Error(); err != nil && !errors.Is(err, sstable.ErrCorrupt) {
+		return fmt.Errorf("%v: %w", f, err)
+	} else if err != nil {
 		x.bad("%v: %v", f, err)
 	}
 	return nil
@@ -166,6 +171,9 @@ func (x *verification) segment(ctx context.Context, i int) error {
 	}
 	o := wal.ScanOptions{FS: x.db.fs, Dir: x.db.dir, Secret: x.db.secret, StoreID: x.db.format.StoreID, Direct: !x.db.o.BufferedIO}
 	index, err := wal.ReadSeqnoIndex(ctx, o, s.ID, wal.SegmentKind(s.Kind), s.End)
+	if err != nil && !errors.Is(err, wal.ErrCorrupt) {
+		return fmt.Errorf("index of segment %06d: %w", s.ID, err) // it says nothing about the store
+	}
 	if err != nil {
 		x.bad("index of segment %06d: %v", s.ID, err)
 		return nil
