@@ -157,7 +157,7 @@ var hits = map[faultfs.Fault][]vfs.OpKind{
 
 // faultPoints is how many calls of a scenario one fault hits, about, unless the
 // loops soak: long scenarios repeat themselves.
-const faultPoints = 50
+const faultPoints = 24
 
 // TestFaultLoop fails every call of the scenarios, once and for ever.
 func TestFaultLoop(t *testing.T) {

@@ -158,7 +158,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "trivial move, then a merge that drops tombstones",
 		base:   closed(few, "a"),
-		stride: 2,
+		stride: 6,
 		play: func(p *player) {
 			p.open()
 			p.write(0, "k4:100", "k5", "k6:90")
@@ -178,7 +178,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "merges with deletes under two snapshots",
 		base:   closed(few, "a"),
-		stride: 4,
+		stride: 12,
 		play: func(p *player) {
 			p.open()
 			hot(p, 0, 2)
@@ -209,7 +209,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "collection of log segments",
 		base:   closed(func(p *player) { hot(p, 0, 3); hot(p, 1, 3); p.rolled() }, "a"),
-		stride: 3,
+		stride: 9,
 		play: func(p *player) {
 			p.open()
 			p.collect()
@@ -222,7 +222,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "eight slices over a last level",
 		base:   closed(func(p *player) { few(p); p.write(0, "k4:100", "k5"); p.collect() }, "a"),
-		stride: 4,
+		stride: 12,
 		play: func(p *player) {
 			p.open()
 			for i := range 8 {
@@ -242,7 +242,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "the log rolls on during a merge",
 		base:   closed(func(p *player) { hot(p, 0, 3); p.rolled() }, "a"),
-		stride: 3,
+		stride: 9,
 		play: func(p *player) {
 			p.open()
 			p.write(0, "h0:6000", "-c00")
@@ -268,7 +268,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "collection of outputs again",
 		base:   closed(moved, "a"),
-		stride: 3,
+		stride: 9,
 		play: func(p *player) {
 			p.open()
 			p.verify()
@@ -290,7 +290,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "forwards over restarts, and their end",
 		base:   closed(moved, "a"),
-		stride: 3,
+		stride: 9,
 		play: func(p *player) {
 			p.open()
 			p.verify()
@@ -312,7 +312,7 @@ var gcScenarios = []*scenario{
 	},
 	{
 		name:   "flushes and collections by turns",
-		stride: 6,
+		stride: 18,
 		base:   closed(few, "a"),
 		play: func(p *player) {
 			p.open()
@@ -334,7 +334,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "documents die while their segment is collected",
 		base:   closed(func(p *player) { hot(p, 0, 3); hot(p, 1, 3); p.rolled() }, "a"),
-		stride: 3,
+		stride: 9,
 		play: func(p *player) {
 			p.open()
 			p.during(vfs.OpSync, "*.gc.seg", func() error {
@@ -358,7 +358,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "clear during a collection",
 		base:   closed(func(p *player) { hot(p, 0, 3); hot(p, 1, 3); p.rolled() }, "a"),
-		stride: 3,
+		stride: 9,
 		play: func(p *player) {
 			p.open()
 			p.during(vfs.OpSync, "*.gc.seg", func() error {
@@ -384,7 +384,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "clear of moved documents, under a snapshot",
 		base:   closed(moved, "a"),
-		stride: 3,
+		stride: 9,
 		play: func(p *player) {
 			p.open()
 			p.snapshot()
@@ -407,7 +407,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "outputs that a crash left",
 		base:   leftOver,
-		stride: 2,
+		stride: 6,
 		play: func(p *player) {
 			p.open()
 			p.checked()
@@ -421,7 +421,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "kvstores merged side by side, with new manifests",
 		base:   closed(few, "a"),
-		stride: 6,
+		stride: 18,
 		options: func(o *Options) {
 			o.VBuckets, o.KVStores, o.manifestBytesMin = 8, 2, 1
 		},
@@ -444,7 +444,7 @@ var gcScenarios = []*scenario{
 	},
 	{
 		name:   "flush during replay over a last level",
-		stride: 4,
+		stride: 12,
 		base: func(t *testing.T, o Options) (*memfs.FS, *history) {
 			o.WriteCache = mib
 			return cut(func(p *player) {
@@ -471,7 +471,7 @@ var gcScenarios = []*scenario{
 	{
 		name:   "disk full while merging and collecting",
 		base:   closed(func(p *player) { hot(p, 0, 3); p.collect() }, "a"),
-		stride: 4,
+		stride: 12,
 		play: func(p *player) {
 			p.open()
 			p.write(0, "-h0", "-c00")
@@ -489,7 +489,7 @@ var gcScenarios = []*scenario{
 	{
 		name:    "page cache and no promise to be durable, collected",
 		base:    closed(moved, "a"),
-		stride:  3,
+		stride:  9,
 		options: func(o *Options) { o.BufferedIO, o.NonDurable = true, true },
 		play: func(p *player) {
 			p.open()
