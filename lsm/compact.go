@@ -182,7 +182,6 @@ func (c *compactJob) write(ctx context.Context) error {
 		s, b, err := c.from.find(a, seqno)
 		return b, s != nil, err
 	}
-	o.Pace = func(bytes int) { db.pace(ctx, bytes) }
 	var err error
 	c.result, err = compaction.Merge(ctx, src, o)
 	return err
@@ -249,12 +248,6 @@ func (c *compactJob) learn() {
 		}
 	}
 	c.db.noteFresh(above, float64(c.result.Out)-before)
-}
-
-// pace lets foreground work go first: while writers wait for the disk a merge
-// waits too, for a bounded time, so that it always makes progress.
-func (db *DB) pace(ctx context.Context, bytes int) {
-	db.counts.mergeBytes.Add(int64(bytes))
 }
 
 // compacted counts a merge by the level it wrote to.

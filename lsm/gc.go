@@ -220,7 +220,6 @@ func (c *gcJob) rewrite(ctx context.Context, ids []entry.SegmentID) (wal.Rewrite
 		FS: db.fs, Dir: db.dir, Secret: db.secret, StoreID: db.format.StoreID,
 		Align: db.o.LogAlign, Direct: !db.o.BufferedIO, SegmentBytes: db.segmentBytes(),
 		NextID: func() entry.SegmentID { return entry.SegmentID(db.edits.log.NextFileNumber()) },
-		Pace:   func(bytes int) { db.pace(ctx, bytes) },
 	}, victims, func(r *wal.Record) bool {
 		return r.Seqno > cleared && !dead[r.Address.Segment].Contains(r.Seqno) && !c.probe.replaced(r)
 	})

@@ -19,10 +19,10 @@ type counters struct {
 	flushes, flushedTables, flushedBytes atomic.Int64
 	flushedEntries, flushDropped         atomic.Int64
 
-	collections, gcRead, gcWritten, gcKept, gcDropped  atomic.Int64
-	probes, probesHit, movedReads                      atomic.Int64
-	merges, moves, mergeRead, mergeDropped, mergeBytes atomic.Int64
-	mergedTo                                           [levelsMax + 1]atomic.Int64 // bytes, by level
+	collections, gcRead, gcWritten, gcKept, gcDropped atomic.Int64
+	probes, probesHit, movedReads                     atomic.Int64
+	merges, moves, mergeRead, mergeDropped            atomic.Int64
+	mergedTo                                          [levelsMax + 1]atomic.Int64 // bytes, by level
 }
 
 // flushed counts what a flush of one kvstore made.
