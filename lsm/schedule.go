@@ -32,8 +32,9 @@ const (
 )
 
 // scheduler runs background jobs: flushes, at most Options.Flushers at once on
-// disjoint kvstores, and the end of tables that nothing needs. One goroutine
-// decides; each flush has one of its own. Whoever makes work calls wake.
+// disjoint kvstores, merges of tables, collections of segments, and the end of
+// tables that nothing needs. One goroutine decides; each job has one of its own.
+// Whoever makes work calls wake.
 type scheduler struct {
 	kick   chan struct{}
 	ctx    context.Context // ends jobs
@@ -52,7 +53,10 @@ type scheduler struct {
 	running int
 	busy    [kvstoresMax]bool
 	upTo    Seqno // flush whatever has a version at or below it
-	jobs    int64
+	failed  int64 // of flushes
+	err     error // of the last flush
+	retryAt time.Time
+	backoff time.Duration
 	// idle says that nobody writes. compact counts the callers of Compact, who
 	// want everything merged and collected that is worth it.
 	idle    bool
@@ -73,10 +77,6 @@ type scheduler struct {
 	gcErr          error
 	gcAt           time.Time
 	gcBackoff      time.Duration
-	failed         int64 // of jobs
-	err            error // of the last job
-	retryAt        time.Time
-	backoff        time.Duration
 	ended          bool
 }
 
@@ -383,7 +383,6 @@ func (db *DB) flushEnded(picked []int, err error) {
 		s.busy[k] = false
 	}
 	s.running--
-	s.jobs++
 	s.err = err
 	switch {
 	case err == nil:

@@ -62,7 +62,7 @@ type tableHandle struct {
 func (r *run) find(key []byte) *tableFile {
 	fs := r.files
 	if len(fs) > 1 {
-		i := sort.Search(len(fs), func(i int) bool { return bytes.Compare(fs[i].meta.Largest, key) >= 0 })
+		i := r.at(key)
 		if i == len(fs) {
 			return nil
 		}
@@ -77,9 +77,7 @@ func (r *run) find(key []byte) *tableFile {
 // between returns the tables that may have internal keys from lower on, below
 // upper; nil leaves a side open.
 func (r *run) between(lower, upper []byte) []*tableFile {
-	fs := r.files
-	i := sort.Search(len(fs), func(i int) bool { return bytes.Compare(fs[i].meta.Largest, lower) >= 0 })
-	fs = fs[i:]
+	fs := r.files[r.at(lower):]
 	if upper != nil {
 		fs = fs[:sort.Search(len(fs), func(i int) bool { return bytes.Compare(fs[i].meta.Smallest, upper) >= 0 })]
 	}
