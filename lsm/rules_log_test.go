@@ -457,6 +457,7 @@ func TestR13_DelayedClearFires(t *testing.T) {
 func TestR20_FilesLiveAsLongAsTheirReaders(t *testing.T) {
 	fs := memfs.New()
 	o := testOptions(fs)
+	o.flushOnDemand = true
 	db := mustOpen(t, "data", o)
 	value := bytes.Repeat([]byte("v"), 5000)
 	for i := range 60 {
