@@ -215,17 +215,17 @@ func TestCountersOfThisMachine(t *testing.T) {
 	if got, err := s.engine(context.Background()); err != nil || got.Written.total() != 18 || !got.idle() || got.trouble() != nil {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if n, err := processBytes(os.Getpid()); err != nil && !errors.Is(err, os.ErrPermission) || n < 0 {
+	if n, err := ProcessBytes(os.Getpid()); err != nil && !errors.Is(err, os.ErrPermission) || n < 0 {
 		t.Errorf("process: %d bytes, %v", n, err)
 	}
-	if err := syncDirectory(dir); err != nil {
+	if err := SyncDirectory(dir); err != nil {
 		t.Error(err)
 	}
-	if n, err := directoryBytes(dir); err != nil || n < 100_000 || n > 1_000_000 {
+	if n, err := DirectoryBytes(dir); err != nil || n < 100_000 || n > 1_000_000 {
 		t.Errorf("directory: %d bytes, %v", n, err)
 	}
 	// Memory and network file systems have no device.
-	if n, err := deviceBytes(dir); err == nil && n == 0 || err != nil && !strings.Contains(err.Error(), "diskstats") {
+	if n, err := DeviceBytes(dir); err == nil && n == 0 || err != nil && !strings.Contains(err.Error(), "diskstats") {
 		t.Errorf("device: %d bytes, %v", n, err)
 	}
 	for name, bad := range map[string]source{

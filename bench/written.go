@@ -1,21 +1,12 @@
 package bench
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // engineStats is the part of /stats that Overwrite needs. Counters count from
@@ -119,12 +110,12 @@ type source struct {
 func (s source) look(ctx context.Context) (c counters, err error) {
 	// What the file system still holds in memory belongs to what was done until
 	// now.
-	err = syncDirectory(s.dir)
+	err = SyncDirectory(s.dir)
 	var errs [4]error
 	c.engine, errs[0] = s.engine(ctx)
-	c.device, errs[1] = deviceBytes(s.dir)
-	c.process, errs[2] = processBytes(s.pid)
-	c.disk, errs[3] = directoryBytes(s.dir)
+	c.device, errs[1] = DeviceBytes(s.dir)
+	c.process, errs[2] = ProcessBytes(s.pid)
+	c.disk, errs[3] = DirectoryBytes(s.dir)
 	return c, errors.Join(err, errors.Join(errs[:]...))
 }
 
@@ -150,76 +141,4 @@ func (s source) engine(ctx context.Context) (e engineStats, err error) {
 		return e, fmt.Errorf("%s: no statistics of an engine: %v", s.stats, err)
 	}
 	return *page.Engine, nil
-}
-
-// processBytes returns how much the kernel charges to a process as written to
-// storage.
-func processBytes(pid int) (int64, error) {
-	name := fmt.Sprintf("/proc/%d/io", pid)
-	b, err := os.ReadFile(name)
-	if err != nil {
-		return 0, err
-	}
-	_, rest, ok := bytes.Cut(b, []byte("\nwrite_bytes: "))
-	text, _, _ := bytes.Cut(rest, []byte("\n"))
-	n, err := strconv.ParseInt(string(text), 10, 64)
-	if !ok || err != nil {
-		return 0, fmt.Errorf("%s has no write_bytes: %v", name, err)
-	}
-	return n, nil
-}
-
-// deviceBytes returns how much was written to the device of dir since it came
-// up.
-func deviceBytes(dir string) (int64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return 0, fmt.Errorf("%s: %w", dir, err)
-	}
-	f, err := os.Open("/proc/diskstats")
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	// major minor name, then reads completed, merged, sectors, ms, writes
-	// completed, merged, sectors of 512 bytes
-	major, minor := fmt.Sprint(unix.Major(st.Dev)), fmt.Sprint(unix.Minor(st.Dev))
-	for s := bufio.NewScanner(f); s.Scan(); {
-		fields := strings.Fields(s.Text())
-		if len(fields) >= 10 && fields[0] == major && fields[1] == minor {
-			sectors, err := strconv.ParseInt(fields[9], 10, 64)
-			return sectors * 512, err
-		}
-	}
-	return 0, fmt.Errorf("device %s:%s of %s is not in /proc/diskstats", major, minor, dir)
-}
-
-// directoryBytes returns what the files below dir take on the disk. Files may
-// go meanwhile.
-func directoryBytes(dir string) (n int64, err error) {
-	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		var st unix.Stat_t
-		if err == nil {
-			err = unix.Lstat(path, &st)
-		}
-		switch {
-		case path != dir && errors.Is(err, fs.ErrNotExist):
-			return nil
-		case err != nil:
-			return err
-		}
-		n += st.Blocks * 512
-		return nil
-	})
-	return n, err
-}
-
-// syncDirectory writes back what the file system of dir holds in memory.
-func syncDirectory(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return unix.Syncfs(int(f.Fd()))
 }

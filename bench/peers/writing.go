@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"fluxkv/bench"
 )
 
 // writing is one load of an engine: batches from some writers, none of which
@@ -63,7 +63,7 @@ func (w *writing) run() (f figures, err error) {
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	// What others left to be written is not of this load.
-	if err := syncDirectory(w.dir); err != nil {
+	if err := bench.SyncDirectory(w.dir); err != nil {
 		return f, err
 	}
 	before, err := w.measure()
@@ -81,7 +81,7 @@ func (w *writing) run() (f figures, err error) {
 	}
 	f.SettledSeconds = settled.Sub(began).Seconds()
 	// Where the page cache is used, not all has reached the device yet.
-	if err := syncDirectory(w.dir); err != nil {
+	if err := bench.SyncDirectory(w.dir); err != nil {
 		return f, err
 	}
 	after, err := w.measure()
@@ -92,7 +92,7 @@ func (w *writing) run() (f figures, err error) {
 	f.DeviceBytes = after.device - before.device
 	f.ProcessBytes = after.process - before.process
 	f.MemoryBytes = after.memory
-	if f.DiskBytes, err = directoryBytes(w.dir); err != nil {
+	if f.DiskBytes, err = bench.DirectoryBytes(w.dir); err != nil {
 		return f, err
 	}
 	if f.Written, err = s.written(); err != nil {
@@ -181,22 +181,4 @@ func (w *writing) check(s store) error {
 		}
 	}
 	return nil
-}
-
-// directoryBytes is what the files below dir take on the disk.
-func directoryBytes(dir string) (sum int64, err error) {
-	err = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := e.Info()
-		if err != nil {
-			return err
-		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			sum += st.Blocks * 512
-		}
-		return nil
-	})
-	return sum, err
 }
