@@ -170,7 +170,8 @@ func (l *loop) nearChange(n int64) bool {
 	if soak() || n >= l.calls-4 {
 		return true
 	}
-	if l.sc.stride > 1 {
+	// A defect may show at one call alone: there none is left out.
+	if l.sc.stride > 1 && os.Getenv("FLUXKV_MUTANT") == "" {
 		i, exact := slices.BinarySearch(l.changes, n)
 		return exact && i%l.sc.stride == 0
 	}

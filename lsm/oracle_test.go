@@ -286,5 +286,6 @@ func seqnoIndex(db *DB, id entry.SegmentID) (index *wal.SeqnoIndex, err error) {
 type interlude struct {
 	kind    vfs.OpKind
 	pattern string
+	caller  string // a function that must lead to it, "" for any
 	do      func() error
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"fluxkv/internal/vfs"
@@ -20,7 +22,7 @@ import (
 func (p *player) call(op vfs.Op, do func() error, _ *tapFile, _ []byte) error {
 	p.mu.Lock()
 	i := p.interlude
-	if i != nil && i.kind == op.Kind && vfs.MatchName(i.pattern, op.Name) {
+	if i != nil && i.kind == op.Kind && vfs.MatchName(i.pattern, op.Name) && calledBy(i.caller) {
 		p.interlude = nil
 		p.within.Add(1)
 		defer p.within.Done()
@@ -40,8 +42,35 @@ func (p *player) call(op vfs.Op, do func() error, _ *tapFile, _ []byte) error {
 // out. An error of do becomes the call's.
 func (p *player) during(kind vfs.OpKind, pattern string, do func() error) {
 	p.mu.Lock()
-	p.interlude = &interlude{kind, pattern, do}
+	p.interlude = &interlude{kind: kind, pattern: pattern, do: do}
 	p.mu.Unlock()
+}
+
+// duringBy is during for a call that a function of this package leads to: other
+// goroutines make such calls too.
+func (p *player) duringBy(caller string, kind vfs.OpKind, pattern string, do func() error) {
+	p.mu.Lock()
+	p.interlude = &interlude{kind, pattern, caller, do}
+	p.mu.Unlock()
+}
+
+// calledBy reports whether a function of this package, as in "(*flushJob).install",
+// is among the callers. "" always is.
+func calledBy(function string) bool {
+	if function == "" {
+		return true
+	}
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	for {
+		f, more := frames.Next()
+		if strings.HasSuffix(f.Function, "/lsm."+function) {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
 }
 
 // calledOff ends what during arranged: it does not happen any more, or is done.

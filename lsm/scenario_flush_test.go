@@ -99,12 +99,11 @@ func (p *player) numbered(n uint64) {
 // fullDisk refuses a flush at one call, and heals.
 func fullDisk(p *player, kind vfs.OpKind, pattern string) {
 	refuse := func() error { return vfs.ErrNoSpace }
+	caller := ""
 	if pattern == "MANIFEST-*" {
-		// Only the edit of the flush is meant, which follows this call.
-		p.during(vfs.OpSyncDir, "idx", func() error { p.during(kind, pattern, refuse); return nil })
-	} else {
-		p.during(kind, pattern, refuse)
+		caller = "(*flushJob).install" // the log has edits of its own
 	}
+	p.duringBy(caller, kind, pattern, refuse)
 	p.cannotFlush(ErrDiskFull)
 	p.write(0, "k8", "k9:200")
 	p.verify()
