@@ -114,7 +114,7 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("unix-socket", "path")
 	f.StringVar(&c.dataDir, "data-dir", "./data", "directory of the store; created when missing")
 	unit("data-dir", "path")
-	f.Uint16Var(&c.httpPort, "http-port", 0, "TCP port of the operators' pages: /stats as JSON; 0 is off")
+	f.Uint16Var(&c.httpPort, "http-port", 0, "TCP port of the operators' pages: /stats as JSON, /debug/pprof/ for profiles; 0 is off")
 	unit("http-port", "port")
 	f.IntVar(&c.vbuckets, "vbuckets", 16, "partitions of the keys that the protocol sees, 1 to 32768; fixed when a store is created, and an existing store keeps its own when the flag is not given")
 	unit("vbuckets", "count")

@@ -2,7 +2,8 @@
 // server know about themselves. The two expose plain structs; only this
 // package knows HTTP.
 //
-//	GET /stats   {"engine": lsm.Stats, "server": mcbp.Stats} as JSON
+//	GET /stats         {"engine": lsm.Stats, "server": mcbp.Stats} as JSON
+//	GET /debug/pprof/  profiles of the process, as net/http/pprof has them
 //
 // There is no authentication: it belongs on the loopback interface.
 package admin
@@ -10,6 +11,7 @@ package admin
 import (
 	"encoding/json"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"fluxkv/lsm"
@@ -36,6 +38,11 @@ func Handler(db *lsm.DB, srv *mcbp.Server) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(append(b, '\n')) // the client may be gone
 	})
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return mux
 }
 
@@ -46,7 +53,7 @@ func Server(h http.Handler) *http.Server {
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
+		WriteTimeout:      90 * time.Second, // a profile takes 30 s unless told otherwise
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 	}

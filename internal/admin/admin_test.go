@@ -52,6 +52,9 @@ func TestStats(t *testing.T) {
 	if w := get("POST", "/stats"); w.Code != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d", w.Code)
 	}
+	if w := get("GET", "/debug/pprof/heap"); w.Code != http.StatusOK || w.Body.Len() == 0 {
+		t.Errorf("heap profile: %d, %d bytes", w.Code, w.Body.Len())
+	}
 	if w := get("GET", "/"); w.Code != http.StatusNotFound {
 		t.Errorf("/: %d", w.Code)
 	}
