@@ -10,6 +10,11 @@ VALUE_SIZES ?= 1024,8
 KILLS       ?= 50
 SCALE       ?= 1
 OVERWRITE_SIZES ?= 1024 512 256 64 8
+OVERWRITES  ?= 3
+WRITERS     ?= 8
+BATCH       ?= 128
+VALUE_SIZE  ?= 1024
+ENGINES     ?= fluxkv,pebble,rocksdb
 TESTFLAGS   ?= -timeout 18m
 BENCH       ?= .
 DOCS_1K     ?= 2000000
@@ -27,7 +32,7 @@ STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite kill test-large test-space fuzz mutants soak clean
+.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite bench-overwrite-peers kill test-large test-space fuzz mutants soak clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -68,6 +73,13 @@ bench-load:
 # bench-overwrite: write and space amplification of overwrites, values of OVERWRITE_SIZES bytes, SCALE times the data
 bench-overwrite:
 	@SCALE=$(SCALE) scripts/bench-overwrite.sh $(OVERWRITE_SIZES)
+
+# bench-overwrite-peers: overwrites of the embedded engine beside Pebble and RocksDB: SIZE of documents, overwritten OVERWRITES
+# times by WRITERS in batches of BATCH, ROUNDS runs of each of ENGINES
+bench-overwrite-peers:
+	@case ",$(ENGINES)," in *,rocksdb,*) scripts/install-test-deps.sh db_bench=rocksdb-tools ;; esac
+	@scripts/bench-overwrite-peers.sh --size $(SIZE) --times $(OVERWRITES) --rounds $(ROUNDS) --writers $(WRITERS) --batch $(BATCH) \
+		--value-size $(VALUE_SIZE) --engines $(ENGINES) $(PEERS_FLAGS)
 
 # bench-go: Go benchmarks of the packages, with allocations (BENCH=regexp selects)
 bench-go:

@@ -4,14 +4,17 @@
 //	peers restart --engine pebble --dir D --value-size N --documents M
 //	peers open --engine pebble --dir D --value-size N --documents M --verify
 //	peers load --engine fluxkv --dir D --value-size N --documents M --writers W
-//	peers compare --dir D --size 1000000000 --rounds 3
+//	peers compare --dir D --size 1GB --rounds 3
+//	peers overwrite --engine rocksdb --dir D --value-size N --documents M --writers W --times T
+//	peers compare-overwrite --dir D --size 1GB --rounds 2
 //
 // restart loads the documents into a new directory, syncs the log, and exits
 // without closing, as a killed process would. open prints the seconds that
 // opening took; it may change the directory, so each run needs a copy. load
 // writes batches until all is acknowledged, then until all is in tables, and
 // prints what that took as JSON. compare runs load in processes of their own,
-// the engines by turns, and prints tables of medians.
+// the engines by turns, and prints tables of medians. overwrite loads, and then
+// overwrites documents at random, and compare-overwrite compares that.
 package main
 
 import (
@@ -20,6 +23,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // load names the documents: keys and values follow from the index alone.
@@ -42,32 +46,40 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("want a command: restart, open, load or compare")
+		return fmt.Errorf("want a command: restart, open, load, compare, overwrite or compare-overwrite")
 	}
 	command := args[0]
-	if command == "compare" {
+	switch command {
+	case "compare":
 		return compare(args[1:])
+	case "compare-overwrite":
+		return compareOverwrite(args[1:])
 	}
 	var l load
 	var w writing
+	var times float64
+	var program, extra string
 	var verify bool
 	flags := flag.NewFlagSet("peers "+command, flag.ExitOnError)
-	flags.StringVar(&w.engine, "engine", "pebble", "the engine: pebble; for load also fluxkv or pebble-snappy")
-	flags.StringVar(&l.dir, "dir", "", "directory of the store; restart and load want it absent or empty")
+	flags.StringVar(&w.engine, "engine", "pebble", "the engine: pebble; for load and overwrite also fluxkv or pebble-snappy, for overwrite also rocksdb")
+	flags.StringVar(&l.dir, "dir", "", "directory of the store; all but open want it absent or empty")
 	flags.Uint64Var(&l.documents, "documents", 1000, "number of documents")
 	flags.IntVar(&l.keyBytes, "key-size", keyBytesMax, "bytes of a key, an even number up to 16")
 	flags.IntVar(&l.valueSize, "value-size", 1024, "bytes of a value")
 	flags.BoolVar(&verify, "verify", false, "open: compare some of the documents afterwards")
-	flags.IntVar(&w.writers, "writers", 1, "load: goroutines that write")
-	flags.IntVar(&w.batch, "batch", 128, "load: documents of a batch")
-	flags.Int64Var(&w.memory, "memory", 64<<20, "load: bytes of all memtables")
+	flags.IntVar(&w.writers, "writers", 1, "load, overwrite: goroutines that write")
+	flags.IntVar(&w.batch, "batch", loadBatch, "load, overwrite: documents of a batch; overwrite loads in batches of 128")
+	flags.Int64Var(&w.memory, "memory", 64<<20, "load, overwrite: bytes of all memtables")
+	flags.Float64Var(&times, "times", 1, "overwrite: how often the data is overwritten")
+	flags.StringVar(&program, "db-bench", "db_bench", "overwrite: the program that drives RocksDB")
+	flags.StringVar(&extra, "db-bench-flags", "", "overwrite: more flags of it, separated by spaces")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
 	switch {
 	case flags.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case command != "load" && w.engine != "pebble":
+	case command != "load" && command != "overwrite" && w.engine != "pebble":
 		return fmt.Errorf("engine %q: want pebble", w.engine)
 	case l.dir == "":
 		return fmt.Errorf("--dir is missing")
@@ -79,6 +91,9 @@ func run(args []string) error {
 		return fmt.Errorf("value size %d: want 0 to %d", l.valueSize, 1<<20)
 	case w.writers < 1 || w.batch < 1 || w.memory < 2<<20:
 		return fmt.Errorf("%d writers, batches of %d, %d bytes of memory: want at least 1, 1 and 2 MiB", w.writers, w.batch, w.memory)
+	}
+	if command == "overwrite" && !(times > 0 && times <= 1000) {
+		return fmt.Errorf("times %v: want more than 0, up to 1000", times)
 	}
 	if left, _ := filepath.Glob(filepath.Join(l.dir, "*")); command != "open" && len(left) > 0 {
 		return fmt.Errorf("%s is not empty", l.dir)
@@ -99,6 +114,14 @@ func run(args []string) error {
 			return err
 		}
 		return json.NewEncoder(os.Stdout).Encode(f)
+	case "overwrite":
+		w.load = l
+		o := overwriting{writing: w, times: times, program: program, extra: strings.Fields(extra)}
+		f, err := o.run()
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(os.Stdout).Encode(f)
 	}
-	return fmt.Errorf("command %q: want restart, open, load or compare", command)
+	return fmt.Errorf("command %q: want restart, open, load, compare, overwrite or compare-overwrite", command)
 }

@@ -13,19 +13,19 @@ import (
 // and all of it must come from the log.
 const memTableBytes = 1 << 30
 
-// quiet keeps Pebble's account of each log it replays out of the output.
-type quiet struct{}
+// silent keeps Pebble's account of each log it replays out of the output.
+type silent struct{}
 
-func (quiet) Infof(string, ...any)           {}
-func (quiet) Errorf(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }
-func (quiet) Fatalf(format string, a ...any) { panic(fmt.Sprintf(format, a...)) }
+func (silent) Infof(string, ...any)           {}
+func (silent) Errorf(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }
+func (silent) Fatalf(format string, a ...any) { panic(fmt.Sprintf(format, a...)) }
 
 // options are the same for loading and opening.
 func options() *pebble.Options {
 	return &pebble.Options{
 		FormatMajorVersion: pebble.FormatNewest,
 		MemTableSize:       memTableBytes,
-		Logger:             quiet{},
+		Logger:             silent{},
 	}
 }
 

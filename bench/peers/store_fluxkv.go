@@ -3,8 +3,8 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"sync"
-	"time"
 
 	"fluxkv/lsm"
 )
@@ -36,9 +36,15 @@ func (s *fluxkvStore) write(b []byte, keyBytes, valueBytes int) error {
 	return err
 }
 
-func (s *fluxkvStore) settle() (time.Time, error) {
-	err := s.db.Flush()
-	return time.Now(), err
+func (s *fluxkvStore) flush() error { return s.db.Flush() }
+
+func (s *fluxkvStore) busy() (bool, error) {
+	x := s.db.Stats()
+	if x.FlushesFailed+x.CompactionsFailed+x.CollectionsFailed > 0 || x.ReadOnly != "" {
+		return false, fmt.Errorf("%d flushes failed (%s), %d merges (%s), %d collections (%s), read-only: %q", x.FlushesFailed, x.FlushError,
+			x.CompactionsFailed, x.CompactionError, x.CollectionsFailed, x.CollectionError, x.ReadOnly)
+	}
+	return x.FlushesNow > 0 || x.CompactionsNow > 0 || x.CollectingNow, nil
 }
 
 func (s *fluxkvStore) get(dst, key []byte) ([]byte, bool, error) {

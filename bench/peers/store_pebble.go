@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -18,7 +17,7 @@ func openPebbleStore(w *writing, snappy bool) (*pebbleStore, error) {
 		ErrorIfExists:      true,
 		// Writers stop at two memtables: one is filled, one is flushed.
 		MemTableSize: uint64(w.memory / 2),
-		Logger:       quiet{},
+		Logger:       silent{},
 	}
 	o.Levels[0].FilterPolicy = bloom.FilterPolicy(10) // and all levels below
 	if !snappy {
@@ -41,20 +40,11 @@ func (s *pebbleStore) write(b []byte, keyBytes, valueBytes int) error {
 	return batch.Close()
 }
 
-// settle flushes, and waits until no compaction was running for a while: one
-// that ended may make room for the next.
-func (s *pebbleStore) settle() (time.Time, error) {
-	if err := s.db.Flush(); err != nil {
-		return time.Time{}, err
-	}
-	busy := time.Now()
-	for time.Since(busy) < 100*time.Millisecond {
-		time.Sleep(5 * time.Millisecond)
-		if m := s.db.Metrics(); m.Compact.NumInProgress > 0 || m.Flush.NumInProgress > 0 {
-			busy = time.Now()
-		}
-	}
-	return busy, nil
+func (s *pebbleStore) flush() error { return s.db.Flush() }
+
+func (s *pebbleStore) busy() (bool, error) {
+	m := s.db.Metrics()
+	return m.Compact.NumInProgress > 0 || m.Flush.NumInProgress > 0, nil
 }
 
 func (s *pebbleStore) get(dst, key []byte) ([]byte, bool, error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
 	"os"
 	"sync"
@@ -29,9 +30,11 @@ type store interface {
 	// behind the other in b, which it does not keep. It is called by several
 	// writers at once.
 	write(b []byte, keyBytes, valueBytes int) error
-	// settle returns when every document is in a table and nothing is left to
-	// do in the background, and since when that was so.
-	settle() (time.Time, error)
+	// flush moves every document into a table.
+	flush() error
+	// busy reports whether anything runs in the background. It fails when
+	// something failed there.
+	busy() (bool, error)
 	// get returns the value of a key, and false when there is none.
 	get(dst, key []byte) ([]byte, bool, error)
 	// written returns the bytes that the engine says it wrote, by cause.
@@ -75,7 +78,10 @@ func (w *writing) run() (f figures, err error) {
 		return f, err
 	}
 	f.AckSeconds = time.Since(began).Seconds()
-	settled, err := s.settle()
+	if err := s.flush(); err != nil {
+		return f, err
+	}
+	settled, err := settle(s)
 	if err != nil {
 		return f, err
 	}
@@ -99,6 +105,36 @@ func (w *writing) run() (f figures, err error) {
 		return f, err
 	}
 	return f, w.check(s)
+}
+
+// A store has settled when nothing ran in the background for quiet, seen every
+// settlePoll: one job that ended may make room for the next.
+const (
+	quiet      = time.Second
+	settlePoll = 20 * time.Millisecond
+)
+
+// settle waits until a store has settled, and returns since when it has.
+func settle(s store) (time.Time, error) {
+	busy := time.Now()
+	var last map[string]int64
+	for {
+		is, err := s.busy()
+		if err != nil {
+			return busy, err
+		}
+		written, err := s.written()
+		if err != nil {
+			return busy, err
+		}
+		if is || last != nil && !maps.Equal(written, last) {
+			busy = time.Now()
+		}
+		if last = written; time.Since(busy) >= quiet {
+			return busy, nil
+		}
+		time.Sleep(settlePoll)
+	}
 }
 
 func (w *writing) open() (store, error) {
