@@ -138,7 +138,7 @@ func TestMediansAndRatios(t *testing.T) {
 	for _, want := range []string{
 		"| fluxkv | 300 | 160 | 20.0 | 1.000 |", "| pebble | 100 | 80 | 0.0 |",
 		"| fluxkv / pebble | 3.00 | 2.00 | - | 1.00 |", // no stall to divide by
-		" - | - | - | - | 1.50 | 0 |\n| pebble",       // no second half
+		" - | - | - | - | 1.50 | 0 |\n| pebble",        // no second half
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
