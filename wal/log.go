@@ -148,6 +148,7 @@ type logStats struct {
 	groups, groupBytes, recordBytes, records atomic.Int64
 	promises, seals, segments, reused        atomic.Int64
 	prewritten, footers, removed, noSpace    atomic.Int64
+	waitNanos, segmentWaitNanos              atomic.Int64
 }
 
 // LogStats is a snapshot of the log's counters.
@@ -167,6 +168,13 @@ type LogStats struct {
 	Pooled      int   `json:"segments_pooled"`
 	PooledBytes int64 `json:"pooled_bytes"`
 	Open        int   `json:"segments_open"`
+	// What the active segment and the prepared one take, whatever is in them.
+	ActiveBytes   int64 `json:"active_bytes"`
+	PreparedBytes int64 `json:"prepared_bytes"`
+	// Time of all writers that waited for room: for a write in flight, which they
+	// may have led themselves, or for a segment.
+	WaitTime        time.Duration `json:"wait_nanoseconds"`
+	SegmentWaitTime time.Duration `json:"segment_wait_nanoseconds"` // of that, for a segment
 }
 
 // SegmentsDir is the directory of the segments below a store's directory.
@@ -386,6 +394,7 @@ func (l *Log) Stats() LogStats {
 		Segments: l.stats.segments.Load(), Reused: l.stats.reused.Load(),
 		Prewritten: l.stats.prewritten.Load(), FooterBytes: l.stats.footers.Load(),
 		Removed: l.stats.removed.Load(), NoSpace: l.stats.noSpace.Load(),
+		WaitTime: time.Duration(l.stats.waitNanos.Load()), SegmentWaitTime: time.Duration(l.stats.segmentWaitNanos.Load()),
 	}
 	l.setMu.RLock()
 	s.Open = len(l.set)
@@ -394,6 +403,12 @@ func (l *Log) Stats() LogStats {
 	s.Pooled = len(l.prep.free)
 	for _, p := range l.prep.free {
 		s.PooledBytes += p.bytes
+	}
+	if l.active != nil {
+		s.ActiveBytes = l.active.bytes
+	}
+	if l.prep.ready != nil {
+		s.PreparedBytes = l.prep.ready.bytes
 	}
 	l.o.Mu.Unlock()
 	return s

@@ -410,6 +410,8 @@ func (l *Log) emptyGroupLocked(flags uint16) *group {
 // o.Mu is not held. It returns an error wrapping vfs.ErrNoSpace when no segment
 // could be made, ErrFailed when the log has failed.
 func (l *Log) MakeRoom(s BatchSize) error {
+	began := time.Now()
+	defer func() { l.stats.waitNanos.Add(int64(time.Since(began))) }()
 	own := l.needsOwn(s)
 	need := GroupHeaderBytes + s.Bytes
 	l.o.Mu.Lock()
@@ -437,7 +439,9 @@ func (l *Log) MakeRoom(s BatchSize) error {
 				}
 				l.prep.urgent = l.prep.urgent || s.Urgent
 				l.prep.ask(int64(alignUp(need, l.o.Align)) + 2*int64(l.o.Align))
+				asked := time.Now()
 				l.space.Wait()
+				l.stats.segmentWaitNanos.Add(int64(time.Since(asked)))
 				continue
 			}
 			if !l.fitsSegment(l.prep.ready, uint32(l.o.Align), need) {
