@@ -29,7 +29,7 @@ func TestStatsSayWhatWaits(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		// More than the rest of the active segment.
-		done <- r.MakeRoom(BatchSize{Count: 1, Largest: 15000, Bytes: 15000, Urgent: true})
+		done <- r.MakeRoom(BatchSize{Count: 1, Largest: 14500, Bytes: 14500, Urgent: true})
 	}()
 	// It says that it is urgent under the lock that it gives up when it waits.
 	until(t, "a writer that waits", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.prep.urgent })
