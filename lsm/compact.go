@@ -13,7 +13,6 @@ import (
 	"fluxkv/compaction"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
-	"fluxkv/internal/manifest"
 	"fluxkv/internal/mutant"
 	"fluxkv/sstable"
 	"fluxkv/wal"
@@ -29,6 +28,9 @@ type compactJob struct {
 	from   *version // pins the inputs; a view would pin memtables, too
 	job    compaction.Job
 	result compaction.Result
+
+	ids     []entry.SegmentID
+	indexes map[entry.SegmentID]*wal.SeqnoIndex // nil for those that cannot be read
 }
 
 // scanMergeBytes is what a merge reads at once of each input.
@@ -57,14 +59,14 @@ func (db *DB) startCompaction() (started, none bool) {
 	job, ok := db.picker.Pick(compaction.Picture{
 		Expired: func(n uint64) uint64 { return v.version.expiredIn(n, now, look) },
 		State:   v.version.state, KVStores: db.kvstores, Idle: s.idle || s.compact > 0,
-		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced[n] },
+		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced.has(n, s.now()) },
 		Horizon: db.horizon(),
 	})
 	if !ok {
 		v.release()
 		return false, len(s.mergesNow) == 0
 	}
-	c := &compactJob{db: db, from: v.version.retain(), job: job}
+	c := &compactJob{db: db, from: v.version.retain(), job: job, indexes: map[entry.SegmentID]*wal.SeqnoIndex{}}
 	v.release()
 	s.mergesNow = append(s.mergesNow, &c.job)
 	s.mergeSeqs = append(s.mergeSeqs, seq)
@@ -80,52 +82,39 @@ func (db *DB) startCompaction() (started, none bool) {
 }
 
 // compactionEnded notes the outcome of a merge. An input that could not be read
-// is left alone until the next start (design R21); everything else goes on.
+// is left alone for a while, and its range with it (design R21); others are merged
+// at once. After any other failure there is a pause.
 func (db *DB) compactionEnded(c *compactJob, err error, took time.Duration) {
 	s := &db.sched
+	bad, known := c.unreadable(err), false
 	s.mu.Lock()
-	if errors.Is(err, sstable.ErrCorrupt) || errors.Is(err, wal.ErrCorrupt) {
-		for _, t := range c.unreadable(err) {
-			s.fenced[t.Number] = true
-		}
-	}
 	i := slices.Index(s.mergesNow, &c.job)
 	s.mergesNow = slices.Delete(s.mergesNow, i, i+1)
 	s.mergeSeqs = slices.Delete(s.mergeSeqs, i, i+1)
 	switch {
 	case err == nil:
 		s.mergeBackoff, s.mergeAt = 0, time.Time{}
-		s.mergeErr = nil
+		if len(s.fenced) == 0 {
+			s.mergeErr = nil
+		}
 	case s.ended || errors.Is(err, errGone):
 	default:
 		s.mergesFailed++
-		s.mergeErr = err
+		s.mergeErr, s.jobErr = err, err
+		if len(bad) > 0 && !mutant.NoFence {
+			known = s.fence(s.fenced, bad, err)
+			break
+		}
 		s.mergeBackoff = min(max(2*s.mergeBackoff, flushRetryMin), flushRetryMax)
 		s.mergeAt = time.Now().Add(s.mergeBackoff)
 		time.AfterFunc(s.mergeBackoff+time.Millisecond, s.wake)
 	}
 	s.cond.Broadcast()
 	s.mu.Unlock()
-	if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {
+	if err != nil && !known && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {
 		db.o.Logf("compaction of kvstore %d: %v", c.job.KVStore, err)
 	}
 	s.wake()
-}
-
-// unreadable returns the input that a merge found damaged: all of them when the
-// damage is elsewhere, such as where their addresses lead.
-func (c *compactJob) unreadable(err error) (all []*manifest.Table) {
-	var bad *sstable.CorruptError
-	errors.As(err, &bad)
-	for _, run := range c.job.Inputs {
-		for _, t := range run {
-			if bad != nil && bad.File == c.db.tableName(t.Number) {
-				return []*manifest.Table{t}
-			}
-			all = append(all, t)
-		}
-	}
-	return all
 }
 
 // errGone: a clear dropped inputs while a job worked on them. Nothing is lost.
@@ -175,16 +164,52 @@ func (c *compactJob) write(ctx context.Context) error {
 	if c.job.OutLevel > 0 && db.o.BloomBits > 0 && c.job.Bottom {
 		o.BloomBits = db.o.BloomBits
 	}
-	o.Resolve = func(a entry.Address, seqno entry.Seqno) (entry.Address, bool, error) {
-		if c.from.segments[a.Segment] != nil {
-			return a, true, nil
-		}
-		s, b, err := c.from.find(a, seqno)
-		return b, s != nil, err
-	}
+	o.Resolve = c.resolve
 	var err error
-	c.result, err = compaction.Merge(ctx, src, o)
-	return err
+	if c.result, err = compaction.Merge(ctx, src, o); err != nil {
+		return err
+	}
+	// install looks up where the dead are, and should not read the device.
+	for _, d := range c.result.Dead {
+		if c.from.segments[d.Segment] == nil {
+			if _, _, err := c.resolve(entry.Address{Segment: d.Segment}, d.Seqno); err != nil {
+				return errors.Join(err, c.remove())
+			}
+		}
+	}
+	return nil
+}
+
+// resolve returns the address that the document of seqno has now; false when it
+// stays what it is, because the document was given up or because an index that
+// could tell cannot be read for long: then nothing of it is freed, and the old
+// address leads to it when it can be read again (design R8).
+func (c *compactJob) resolve(a entry.Address, seqno entry.Seqno) (entry.Address, bool, error) {
+	if c.from.segments[a.Segment] != nil {
+		return a, true, nil
+	}
+	c.ids = c.from.state.Resolve(c.ids[:0], a.Segment, seqno)
+	for _, id := range c.ids {
+		s := c.from.segments[id]
+		if s == nil {
+			continue
+		}
+		x, ok := c.indexes[id]
+		if !ok {
+			var err error
+			if x, err = c.db.documentsOf(s); err != nil {
+				return a, false, err
+			}
+			c.indexes[id] = x
+		}
+		if x == nil {
+			continue
+		}
+		if off, ok := x.Lookup(seqno); ok {
+			return entry.Address{Segment: id, Offset: off, Length: a.Length}, true, nil
+		}
+	}
+	return a, false, nil
 }
 
 // tableOutput says how tables of a kvstore are written.

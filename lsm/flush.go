@@ -375,9 +375,8 @@ func (db *DB) indexHas(id entry.SegmentID, seqno Seqno) bool {
 		return false
 	}
 	defer s.Release()
-	x, err := s.Index(db.sched.ctx)
-	if err != nil {
-		db.o.Logf("index of segment %06d: %v", id, err)
+	x, err := db.documentsOf(s)
+	if err != nil || x == nil {
 		return false
 	}
 	_, ok := x.Lookup(seqno)
@@ -491,5 +490,6 @@ func (db *DB) installEdit(e *manifest.Edit, change func(*view)) error {
 	next.release() // the view has its own
 	old.release()
 	db.log.Drop(e.DropSegments)
+	db.sched.unfence(e)
 	return nil
 }

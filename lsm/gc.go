@@ -84,7 +84,7 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 	p := compaction.GCPicture{
 		Segments: compaction.SegmentsOf(st, func(id entry.SegmentID) uint64 {
 			if s := v.version.segments[id]; s != nil {
-				if x, err := s.Index(db.sched.ctx); err == nil {
+				if x, err := db.documentsOf(s); err == nil && x != nil {
 					return uint64(x.Len())
 				}
 			}
@@ -107,7 +107,7 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 		g := &p.Segments[i]
 		p.Allocated += g.Bytes
 		g.Flushed = g.Flushed || mutant.CollectReplayed && st.Segments[i].Sealed
-		g.Fenced = time.Now().Before(db.sched.fencedSegments[g.ID])
+		g.Fenced = db.sched.fencedSegments.has(uint64(g.ID), db.sched.now())
 	}
 	db.sched.mu.Unlock()
 	db.gcAllocated.Store(p.Allocated)
@@ -116,53 +116,38 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 }
 
 // gcEnded notes the outcome of a collection. A victim that could not be read is
-// left alone for a while, and never freed for that (design R21).
+// left alone for a while, and never freed for that (design R21); others are
+// collected at once. After any other failure there is a pause.
 func (db *DB) gcEnded(c *gcJob, err error) {
 	s := &db.sched
+	bad, known := c.unreadable(err), false
 	s.mu.Lock()
 	s.collecting = false
 	switch {
 	case err == nil:
-		s.gcBackoff, s.gcAt, s.gcErr = 0, time.Time{}, nil
+		s.gcBackoff, s.gcAt = 0, time.Time{}
+		if len(s.fencedSegments) == 0 {
+			s.gcErr = nil
+		}
 	case s.ended || errors.Is(err, errGone):
 	default:
 		s.gcFailed++
-		s.gcErr = err
+		s.gcErr, s.jobErr = err, err
+		if len(bad) > 0 && !mutant.NoFence {
+			known = s.fence(s.fencedSegments, bad, err)
+			break
+		}
 		s.gcBackoff = min(max(2*s.gcBackoff, flushRetryMin), flushRetryMax)
 		s.gcAt = time.Now().Add(s.gcBackoff)
-		if errors.Is(err, wal.ErrCorrupt) {
-			for _, id := range c.unreadable(err) {
-				s.fencedSegments[id] = time.Now().Add(fenceSegments)
-			}
-		}
 		time.AfterFunc(s.gcBackoff+time.Millisecond, s.wake)
 	}
 	s.cond.Broadcast()
 	s.mu.Unlock()
-	if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {
+	if err != nil && !known && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {
 		db.o.Logf("garbage collection: %v", err)
 	}
 	s.wake()
 }
-
-// unreadable returns the victim that was found damaged: all of them when it is not
-// known which.
-func (c *gcJob) unreadable(err error) []entry.SegmentID {
-	victims := slices.Concat(c.job.Once, c.job.Again)
-	var bad *wal.CorruptError
-	if errors.As(err, &bad) {
-		for _, id := range victims {
-			s, _ := c.from.state.Segment(id)
-			if bad.File == path.Join(c.db.dir, wal.SegmentsDir, wal.SegmentName(id, wal.SegmentKind(s.Kind))) {
-				return []entry.SegmentID{id}
-			}
-		}
-	}
-	return victims
-}
-
-// fenceSegments is how long segments that could not be read are left alone.
-const fenceSegments = 10 * time.Minute
 
 func (c *gcJob) run(ctx context.Context) error {
 	db := c.db

@@ -101,7 +101,8 @@ type Stats struct {
 	CompactionMoves   int64  `json:"compaction_moves"` // without writing
 	CompactionsFailed int64  `json:"compactions_failed"`
 	CompactionsNow    int    `json:"compactions_now"`
-	CompactionError   string `json:"compaction_error,omitempty"` // of the last one, if it failed
+	CompactionError   string `json:"compaction_error,omitempty"` // of the last one, if it failed, or why one is fenced
+	CompactionFenced  int    `json:"compaction_fenced_tables"`   // left alone: they could not be read
 	CompactionDropped int64  `json:"compaction_dropped_entries"`
 	CompactionRead    int64  `json:"compaction_read_bytes"`
 
@@ -110,6 +111,9 @@ type Stats struct {
 	CollectionsFailed int64  `json:"collections_failed"`
 	CollectingNow     bool   `json:"collecting_now"`
 	CollectionError   string `json:"collection_error,omitempty"`
+	// GCFenced segments are left alone, because they, or their indexes, could not be
+	// read.
+	GCFenced int `json:"gc_fenced_segments"`
 	// CollectionReason is why the last look for segments picked some, or none.
 	CollectionReason string `json:"collection_reason,omitempty"`
 	GCRead           int64  `json:"gc_read_bytes"`
@@ -180,6 +184,12 @@ func (db *DB) Stats() Stats {
 		s.FlushError = err.Error()
 	}
 	s.CompactionsFailed, s.CompactionsNow = db.sched.mergesFailed, len(db.sched.mergesNow)
+	s.CompactionFenced, s.GCFenced = len(db.sched.fenced), len(db.sched.fencedSegments)
+	for id := range db.sched.fencedIndexes {
+		if db.sched.fencedSegments[id] == nil {
+			s.GCFenced++
+		}
+	}
 	if err := db.sched.mergeErr; err != nil {
 		s.CompactionError = err.Error()
 	}

@@ -166,6 +166,7 @@ func TestR21_ADamagedVictimIsKeptAlone(t *testing.T) {
 	o.noGC = false
 	db = mustOpen(t, "data", o)
 	defer db.Close()
+	stopFenceClock(db)
 	v := db.pin()
 	all := compaction.SegmentsOf(v.version.state, func(entry.SegmentID) uint64 { return 0 })
 	job, ok := compaction.PickSegments(db.gcPicture(v))
@@ -228,6 +229,7 @@ func TestR21_ADamagedTableIsFencedAlone(t *testing.T) {
 	damage(t, fs, name, 10)
 	db = mustOpen(t, "data", o)
 	defer db.Close()
+	stopFenceClock(db)
 	failed := 0
 	for failed < 5 && db.Compact() != nil {
 		failed++

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -130,18 +132,32 @@ func leftOver(t *testing.T, o Options) (*memfs.FS, *history) {
 	return disk.CrashCopy(0, memfs.DropAll), p.h
 }
 
-// cannotCompact compacts while the disk refuses, and heals.
-func cannotCompact(p *player, kind vfs.OpKind, pattern string) {
+// cannotCompact compacts while the disk refuses a call with an error, which
+// comes out as want, and heals. Of reads it refuses all: what is read for advice
+// only may fail quietly.
+func cannotCompact(p *player, kind vfs.OpKind, pattern string, refusal, want error) {
 	if p.over() {
 		return
 	}
-	p.during(kind, pattern, func() error { return vfs.ErrNoSpace })
+	pass := stopFenceClock(p.db)
+	var healed atomic.Bool
+	var refuse func() error
+	refuse = func() error {
+		if kind == vfs.OpReadAt && !healed.Load() {
+			p.during(kind, pattern, refuse)
+		}
+		return refusal
+	}
+	p.during(kind, pattern, refuse)
 	err := p.db.Compact()
+	healed.Store(true)
 	p.calledOff()
+	p.calledOff() // what ran meanwhile may have called for more
+	pass(fenceMax)
 	switch {
-	case errors.Is(err, ErrDiskFull) || err == nil && p.faulty:
+	case errors.Is(err, want) || err == nil && p.faulty:
 	case err == nil:
-		p.problem("a full disk at %v %s keeps nothing from being merged and collected", kind, pattern)
+		p.problem("%v at %v %s keeps nothing from being merged and collected", refusal, kind, pattern)
 	case !p.faulty:
 		p.die(fmt.Errorf("compact: %w", err))
 	default:
@@ -477,14 +493,34 @@ var gcScenarios = []*scenario{
 			p.write(0, "-h0", "-c00")
 			hot(p, 1, 2)
 			p.rolled()
-			cannotCompact(p, vfs.OpCreate, "*.sst")
+			cannotCompact(p, vfs.OpCreate, "*.sst", vfs.ErrNoSpace, ErrDiskFull)
 			p.write(0, "-h1", "-c01")
 			hot(p, 2, 3)
 			p.rolled()
-			cannotCompact(p, vfs.OpCreate, "*.gc.seg")
+			cannotCompact(p, vfs.OpCreate, "*.gc.seg", vfs.ErrNoSpace, ErrDiskFull)
 		},
 		crossed: []crossing{{vfs.OpCreate, "*.gc.seg", 2, 0}, {vfs.OpCreate, "*.sst", 4, 0}},
 		sparse:  true,
+	},
+	{
+		name:   "a victim and a table that cannot be read",
+		base:   closed(func(p *player) { hot(p, 0, 3); hot(p, 1, 3); p.rolled() }, "a"),
+		stride: 9,
+		play: func(p *player) {
+			p.open()
+			cannotCompact(p, vfs.OpReadAt, "*.seg", syscall.EIO, syscall.EIO)
+			p.sees("collection", func(s Stats) bool { return s.Collections > 0 && s.CollectionsFailed > 0 && s.GCFenced == 0 })
+			p.write(0, "-c00", "c01:90", "-h0", "k1")
+			p.flush(0)
+			p.rolled()
+			cannotCompact(p, vfs.OpReadAt, "*.sst", syscall.EIO, syscall.EIO)
+			p.sees("merge", func(s Stats) bool { return s.Compactions > 0 && s.CompactionsFailed > 0 && s.CompactionFenced == 0 })
+			p.write(0, "h1:100")
+			p.reopen()
+			p.verify()
+			p.checked()
+		},
+		crossed: []crossing{{vfs.OpCreate, "*.gc.seg", 1, 0}},
 	},
 	{
 		name:    "page cache and no promise to be durable, collected",

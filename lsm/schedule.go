@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"fluxkv/compaction"
-	"fluxkv/internal/entry"
 	"fluxkv/internal/vfs"
 )
 
@@ -47,6 +46,9 @@ type scheduler struct {
 	// tablesToRetire says that tables may be left which a clear ended.
 	tablesToRetire atomic.Bool
 
+	// now is the clock of fences.
+	now func() time.Time
+
 	// mu guards the fields below; nothing but committer.mu is taken under it.
 	mu      sync.Mutex
 	cond    sync.Cond // a job ended
@@ -62,17 +64,19 @@ type scheduler struct {
 	idle    bool
 	compact int
 	looks   int64 // for merges and collections that found nothing to do
+	jobErr  error // of the last merge or collection that failed
 	// Merges: those under way, tables that they must leave alone, and as above.
 	mergesNow    []*compaction.Job
 	mergeSeqs    []uint64 // their numbers
-	fenced       map[uint64]bool
+	fenced       fences
 	mergesFailed int64
 	mergeErr     error
 	mergeAt      time.Time
 	mergeBackoff time.Duration
 	// Garbage collection: one at a time.
 	collecting     bool
-	fencedSegments map[entry.SegmentID]time.Time // until then
+	fencedSegments fences // as victims
+	fencedIndexes  fences // segments whose index could not be read
 	gcFailed       int64
 	gcErr          error
 	gcAt           time.Time
@@ -83,8 +87,8 @@ type scheduler struct {
 func (s *scheduler) init() {
 	s.kick = make(chan struct{}, 1)
 	s.cond.L = &s.mu
-	s.fenced = map[uint64]bool{}
-	s.fencedSegments = map[entry.SegmentID]time.Time{}
+	s.fenced, s.fencedSegments, s.fencedIndexes = fences{}, fences{}, fences{}
+	s.now = time.Now
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.usedAt.Store(math.MaxInt64)
 	s.paddedAt.Store(math.MaxInt64)
@@ -121,6 +125,11 @@ func (s *scheduler) stop() {
 	s.mu.Unlock()
 	s.cancel()
 	s.done.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fenced.end()
+	s.fencedSegments.end()
+	s.fencedIndexes.end()
 }
 
 func (db *DB) runScheduler() {
@@ -189,20 +198,21 @@ func (db *DB) Compact() error {
 	defer func() { s.compact-- }()
 	failed := s.mergesFailed + s.gcFailed
 	// A look that began before this call does not count.
-	for target := s.looks + 2; s.looks < target; {
+	for target := s.looks + 2; ; {
 		if err := db.writable(); err != nil {
 			return err
 		}
-		if s.ended {
+		switch {
+		case s.ended:
 			return ErrClosed
-		}
-		if s.mergesFailed+s.gcFailed != failed {
-			return db.writeError(corruptError(cmp.Or(s.mergeErr, s.gcErr)))
+		case s.mergesFailed+s.gcFailed != failed:
+			return db.writeError(corruptError(s.jobErr))
+		case s.looks >= target:
+			return nil
 		}
 		s.wake()
 		s.cond.Wait()
 	}
-	return nil
 }
 
 // idleWatch is what the scheduler remembers to tell an idle store.

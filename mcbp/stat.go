@@ -131,11 +131,13 @@ func (p *pipeline) engineStats(e *lsm.Stats) {
 	if e.CompactionError != "" {
 		p.statText("compaction_error", e.CompactionError[:min(len(e.CompactionError), statTextMax)])
 	}
+	p.statInt("compaction_fenced_tables", int64(e.CompactionFenced))
 	p.statInt("collections", e.Collections)
 	p.statInt("collections_failed", e.CollectionsFailed)
 	if e.CollectionError != "" {
 		p.statText("collection_error", e.CollectionError[:min(len(e.CollectionError), statTextMax)])
 	}
+	p.statInt("gc_fenced_segments", int64(e.GCFenced))
 	p.statInt("allocated_bytes", e.Allocated)
 	p.statInt("live_bytes", e.Live)
 	w := &e.Written

@@ -56,7 +56,7 @@ type Reader struct {
 func Open(f vfs.File, o ReaderOptions) (*Reader, error) {
 	size, err := f.Size()
 	if err != nil {
-		return nil, fmt.Errorf("size of %s: %w", f.Name(), err)
+		return nil, vfs.Unreadable(f.Name(), fmt.Errorf("size of %s: %w", f.Name(), err))
 	}
 	if size < pageBytes || size%pageBytes != 0 || size > tableBytesMax {
 		return nil, corrupt(f.Name(), 0, "%d bytes is not the length of a table", size)
@@ -366,7 +366,7 @@ func (r *Reader) outcome(b []byte, off int64, n int, err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return corrupt(r.file.Name(), off+int64(n), "file ends within the %d bytes at %d", len(b), off)
 	}
-	return fmt.Errorf("read %d bytes at %d of %s: %w", len(b), off, r.file.Name(), err)
+	return vfs.Unreadable(r.file.Name(), fmt.Errorf("read %d bytes at %d of %s: %w", len(b), off, r.file.Name(), err))
 }
 
 func (r *Reader) sumFits(ref BlockRef, stored []byte) bool {

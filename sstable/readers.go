@@ -135,8 +135,9 @@ func (h *Handle) Number() uint64 { return h.number }
 //
 //   - a *CorruptError when the table is damaged or missing, from then on for
 //     ReadersOptions.Retry without a look at the file,
-//   - what the file system said, which is not remembered: a process without
-//     descriptors (EMFILE) says nothing about a table,
+//   - what the file system said, which is not remembered, as a *vfs.ReadError;
+//     a process without descriptors (EMFILE) says nothing about a table, and its
+//     error is none,
 //   - ErrHandleClosed after Close of the handle or of Readers.
 //
 // On an open table it takes one compare-and-swap and allocates nothing.
@@ -362,13 +363,13 @@ func (rs *Readers) openFile(name string) (vfs.File, error) {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil, corrupt(name, 0, "named by the manifest, but missing")
 		case !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) || try == openTries:
-			return nil, fmt.Errorf("open table %s: %w", name, err)
+			return nil, vfs.Unreadable(name, fmt.Errorf("open table %s: %w", name, err))
 		}
 		rs.mu.Lock()
 		r := rs.idle()
 		rs.mu.Unlock()
 		if r == nil {
-			return nil, fmt.Errorf("open table %s: %w", name, err)
+			return nil, vfs.Unreadable(name, fmt.Errorf("open table %s: %w", name, err))
 		}
 		_ = rs.closeReader(r)
 	}

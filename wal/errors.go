@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/vfs"
 )
 
 // ErrCorrupt is what every CorruptError matches with errors.Is.
@@ -36,4 +37,13 @@ func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
 
 func corrupt(file string, offset int64, format string, args ...any) *CorruptError {
 	return &CorruptError{File: file, Offset: offset, Reason: fmt.Sprintf(format, args...)}
+}
+
+// unreadable returns the error of reading a segment as one that names it: damage
+// does so already.
+func unreadable(name string, err error) error {
+	if errors.Is(err, ErrCorrupt) {
+		return err
+	}
+	return vfs.Unreadable(name, err)
 }

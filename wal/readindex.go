@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 
 	"fluxkv/internal/entry"
 )
@@ -17,11 +18,17 @@ import (
 //
 // Everything in the segment must be durable: where the groups do not reach the
 // end, or intact ones stand behind a hole, it is damaged, and the error is a
-// *CorruptError with file and offset. Nobody may write to it meanwhile. It reads
+// *CorruptError with file and offset; one that could not be read at all is a
+// *vfs.ReadError. Nobody may write to it meanwhile. It reads
 // through the buffers of o, and takes another 12 bytes a document for as long
 // as it runs when it reads the groups. From, Segments and DurableFloor of o are
 // not used.
 func ReadSeqnoIndex(ctx context.Context, o ScanOptions, id entry.SegmentID, kind SegmentKind, end uint32) (*SeqnoIndex, error) {
+	x, err := readSeqnoIndex(ctx, o, id, kind, end)
+	return x, unreadable(path.Join(o.Dir, SegmentsDir, SegmentName(id, kind)), err)
+}
+
+func readSeqnoIndex(ctx context.Context, o ScanOptions, id entry.SegmentID, kind SegmentKind, end uint32) (*SeqnoIndex, error) {
 	o.withDefaults()
 	// Any seqno is a right one for the first group.
 	o.From = entry.Position{Segment: id, Seqno: entry.MaxSeqno}

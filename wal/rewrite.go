@@ -164,7 +164,8 @@ var ErrOutput = errors.New("wal: output of a rewrite is damaged")
 // durable, and nothing but the caller knows of them. There is none when nothing
 // was kept. After an error, or when ctx is done, what was made has been removed.
 // A victim that cannot be read as it was written is a *CorruptError with file
-// and offset.
+// and offset, one that the device does not give is a *vfs.ReadError with its file.
+// An output may be named by a *vfs.ReadError too, when it was verified.
 //
 // Memory: two groups of 1 MiB, or of one larger document; for each victim whose seqnos the merge has reached
 // and not passed, 512 KiB or its largest group rounded up; and 12 bytes for each
@@ -235,6 +236,10 @@ func (w *rewrite) run(victims []RewriteVictim) error {
 		s := &rewriteSource{w: w, v: v, res: &w.res.Victims[i]}
 		w.sources = append(w.sources, s)
 		if err := s.open(); err != nil {
+			if mutant.FreeUnreadable && !errors.Is(err, ErrCorrupt) {
+				s.done = true
+				continue
+			}
 			return err
 		}
 	}

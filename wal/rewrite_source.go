@@ -38,8 +38,15 @@ type rewriteSource struct {
 	done   bool
 }
 
+// name is the path of its file.
+func (s *rewriteSource) name() string {
+	return path.Join(s.w.o.Dir, SegmentsDir, SegmentName(s.v.ID, s.v.Kind))
+}
+
 // open opens the victim and looks at its first group.
-func (s *rewriteSource) open() error {
+func (s *rewriteSource) open() error { return unreadable(s.name(), s.openFile()) }
+
+func (s *rewriteSource) openFile() error {
 	w := s.w
 	o := &ScanOptions{FS: w.o.FS, Dir: w.o.Dir, Secret: w.o.Secret, StoreID: w.o.StoreID, Direct: w.o.Direct}
 	f, err := (&scan{ctx: w.ctx, o: o}).openKind(ScanSegment{ID: s.v.ID, End: s.v.End}, s.v.Kind)
@@ -76,7 +83,7 @@ func (s *rewriteSource) close() error {
 	}
 	f := s.f
 	s.f = nil
-	return f.file.Close()
+	return vfs.Unreadable(f.name, f.file.Close())
 }
 
 // advance moves to the next separated document, or sets done.
@@ -120,7 +127,7 @@ func (s *rewriteSource) compare(x *SeqnoIndex) error {
 	}
 	for seqno, off := range x.All() {
 		if s.done || s.rec.Seqno != seqno || s.rec.Address.Offset != off {
-			return corrupt(path.Join(s.w.o.Dir, SegmentsDir, SegmentName(s.v.ID, s.v.Kind)), int64(off), "not the document of seqno %d", seqno)
+			return corrupt(s.name(), int64(off), "not the document of seqno %d", seqno)
 		}
 		if err := s.advance(); err != nil {
 			return err
@@ -246,7 +253,7 @@ func (s *rewriteSource) read(bytes int) (more bool, err error) {
 		return true, nil
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
-		return false, fmt.Errorf("read %s at %d: %w", s.f.name, off+int64(got), err)
+		return false, vfs.Unreadable(s.f.name, fmt.Errorf("read %s at %d: %w", s.f.name, off+int64(got), err))
 	}
 	if off+int64(got) < int64(s.v.End) {
 		return false, corrupt(s.f.name, off+int64(got), "file ends here, recorded end is %d", s.v.End)

@@ -73,4 +73,7 @@ const (
 	MergeAtVisible       = false
 	ProbeAnyKey          = false
 	SkipMergeDirSync     = false
+	NoFence              = false
+	FenceNeighbours      = false
+	FreeUnreadable       = false
 )

@@ -160,4 +160,10 @@ var (
 	ProbeAnyKey = on("ProbeAnyKey")
 	// SkipMergeDirSync names tables of a merge in the manifest whose directory was not synced.
 	SkipMergeDirSync = on("SkipMergeDirSync")
+	// NoFence picks what could not be read again and again.
+	NoFence = on("NoFence")
+	// FenceNeighbours leaves all files of a job alone when one of them cannot be read.
+	FenceNeighbours = on("FenceNeighbours")
+	// FreeUnreadable takes a victim that cannot be read for an empty one.
+	FreeUnreadable = on("FreeUnreadable")
 )
