@@ -26,7 +26,7 @@ type request struct {
 // batch is a run of requests that were made at the same moment.
 type batch struct {
 	end  uint32 // sequence number after its last request
-	made int64  // nanoseconds on the loop's clock
+	made int64  // or due, nanoseconds on the loop's clock
 }
 
 // conn is one connection of a loop. Requests are numbered, the number is the
@@ -89,17 +89,18 @@ func (c *conn) refill(l *loop) error {
 			}
 		}
 		free := c.window - c.open()
-		if l.stopping || free == 0 || 2*free < c.window {
+		if l.open != nil || l.stopping || free == 0 || 2*free < c.window {
 			return nil
 		}
-		if !c.make(l, free) {
+		if !c.make(l, free, 0) {
 			return nil
 		}
 	}
 }
 
-// make appends up to n requests to out, which is empty.
-func (c *conn) make(l *loop, n int) bool {
+// make appends up to n requests to out, which is empty. Their time counts from
+// due on; 0 is now.
+func (c *conn) make(l *loop, n int, due int64) bool {
 	buf := c.buffer[:0]
 	keyBytes, valueBytes := l.keys.bytes, l.values.bytes
 	first := c.sent
@@ -129,7 +130,10 @@ func (c *conn) make(l *loop, n int) bool {
 	if c.sent == first {
 		return false
 	}
-	c.batches[c.batchTail&c.mask] = batch{end: c.sent, made: l.clock()}
+	if due == 0 {
+		due = l.clock()
+	}
+	c.batches[c.batchTail&c.mask] = batch{end: c.sent, made: due}
 	c.batchTail++
 	c.buffer, c.out = buf, buf
 	return true
@@ -282,7 +286,9 @@ func (c *conn) record(l *loop) {
 	if c.gets == 0 && c.sets == 0 {
 		return
 	}
-	nanos := max(l.now-c.batches[c.batchHead&c.mask].made, 0)
-	l.stats.add(l.now, nanos, c.gets, c.sets)
+	made := c.batches[c.batchHead&c.mask].made
+	if l.open == nil || made >= l.open.countFrom {
+		l.stats.add(l.now, max(l.now-made, 0), c.gets, c.sets)
+	}
 	c.gets, c.sets = 0, 0
 }

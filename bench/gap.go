@@ -6,8 +6,8 @@ import (
 )
 
 // Gap finds the longest time in which nothing was completed, whoever completes
-// it. Times are nanoseconds on one clock. It is safe for concurrent use, but for
-// Start.
+// it. Times are nanoseconds on one clock. It is safe for concurrent use; Start
+// comes before everything that counts.
 type Gap struct{ last, longest atomic.Int64 }
 
 // Start begins anew.
@@ -16,13 +16,16 @@ func (g *Gap) Start(now int64) {
 	g.longest.Store(0)
 }
 
-// Done says that something was completed. Clocks read at the same time by
-// others may be a little behind.
+// Done says that something was completed. What was completed before Start, or
+// before what is known already, does not count.
 func (g *Gap) Done(now int64) {
-	gap := now - g.last.Swap(now)
+	last := g.last.Load()
+	for now > last && !g.last.CompareAndSwap(last, now) {
+		last = g.last.Load()
+	}
 	for {
 		longest := g.longest.Load()
-		if gap <= longest || g.longest.CompareAndSwap(longest, gap) {
+		if now-last <= longest || g.longest.CompareAndSwap(longest, now-last) {
 			return
 		}
 	}

@@ -46,12 +46,13 @@ type loop struct {
 	loadEnd    uint64
 	counted    bool // left says how many requests are still to be sent
 	left       uint64
+	open       *schedule // nil: a closed loop
 	lost       int
 	lostErr    error
 	stats      *stats
 }
 
-func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time, cancelled *atomic.Bool) (*loop, error) {
+func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time, cancelled *atomic.Bool, gap *Gap) (*loop, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -59,7 +60,7 @@ func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time,
 	l := &loop{
 		epoll: epoll, keys: keys, values: values, random: random{state: mix64(seed)},
 		getShare: o.GetShare, verify: o.Verify, stall: o.StallTimeout,
-		readBuffer: make([]byte, readBytes), cancelled: cancelled, base: base, stats: newStats(),
+		readBuffer: make([]byte, readBytes), cancelled: cancelled, base: base, stats: newStats(gap),
 	}
 	if o.Zipf > 0 {
 		l.zipf = newZipf(o.Zipf, o.Keys)
@@ -168,6 +169,30 @@ func (l *loop) runOperations(n uint64, window int) error {
 	return err
 }
 
+// runOpen sends requests when they are due, whatever became of those before, and
+// returns when all are answered. Answers to those due from start on are counted,
+// with the time since they were due. That begins when s says, also for a thread
+// that begins later.
+func (l *loop) runOpen(start, end int64, window int, s schedule) error {
+	s.countFrom = start
+	s.total = max(int64(float64(end-s.begin)/s.interval), 0)
+	l.open = &s
+	defer func() { l.open = nil }()
+	l.stats.restart(s.begin)
+	l.stats.start = start
+	// Otherwise the kernel wakes a thread up to 50 us late, to save some.
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("timer slack: %w", err)
+	}
+	defer unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) // what it was
+	err := l.phase(window, func() bool {
+		return s.next == s.total && l.openRequests() == 0 || l.now-end > int64(drainTimeout)
+	})
+	l.stats.freeze(max(l.lastAnswer, end))
+	l.stats.unanswered += int64(l.openRequests()) + (s.total-s.next)*int64(s.burst)
+	return err
+}
+
 func (l *loop) openRequests() (n int) {
 	for _, c := range l.conns {
 		if !c.closed {
@@ -190,6 +215,7 @@ func (l *loop) phase(window int, done func() bool) error {
 			l.lose(c, err)
 		}
 	}
+	l.dispatch()
 	for !done() {
 		if l.cancelled.Load() {
 			return context.Canceled
@@ -206,6 +232,7 @@ func (l *loop) phase(window int, done func() bool) error {
 		}
 		if n <= 0 {
 			l.now = l.clock()
+			l.dispatch()
 			continue
 		}
 		for i := range l.events[:n] {
@@ -225,6 +252,7 @@ func (l *loop) phase(window int, done func() bool) error {
 				l.lose(c, err)
 			}
 		}
+		l.dispatch()
 	}
 	return nil
 }
@@ -248,6 +276,15 @@ const waitMillis = 5
 // ready. The raw calls keep the scheduler out: a loop owns its thread, and it
 // allocates nothing that a collection would have to stop it for.
 func (l *loop) wait() (int, unix.Errno) {
+	if l.open != nil {
+		t := unix.NsecToTimespec(min(l.open.untilNext(l.clock()), waitMillis*1e6))
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll),
+			uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), uintptr(unsafe.Pointer(&t)), 0, 0)
+		if errno != 0 {
+			return 0, errno
+		}
+		return int(n), 0
+	}
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.epoll),
 		uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), waitMillis, 0, 0)
 	if errno != 0 {

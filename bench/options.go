@@ -24,6 +24,7 @@ const (
 	connsMax    = 4096
 	pipelineMax = 4096
 	threadsMax  = 64
+	rateMax     = 100_000_000
 	valueMax    = 64 << 20
 )
 
@@ -56,6 +57,13 @@ type Options struct {
 	Zipf float64 `json:"zipf"`
 	// Runtime is how long answers are counted. 0 sends nothing after the load.
 	Runtime time.Duration `json:"runtime_ns"`
+	// Rate makes it an open loop of so many requests a second, sent when they are
+	// due whether or not those before were answered; latencies count from then.
+	// Default 0: a closed loop, as fast as answers come.
+	Rate float64 `json:"rate,omitempty"`
+	// Burst is how many requests become due together, on one connection, in an
+	// open loop. Default 1, at most Pipeline.
+	Burst int `json:"burst,omitempty"`
 	// Operations ends the run after so many requests instead of a time; Runtime
 	// and Warmup are 0 then. Default 0: Runtime says.
 	Operations uint64 `json:"run_operations,omitempty"`
@@ -101,6 +109,9 @@ func (o Options) withDefaults() Options {
 		o.Threads = 1
 	}
 	o.Threads = min(o.Threads, o.Conns)
+	if o.Burst == 0 {
+		o.Burst = 1
+	}
 	if o.Keys == 0 {
 		o.Keys = 1_000_000
 	}
@@ -158,6 +169,15 @@ func (o Options) Validate() error {
 	}
 	if o.Warmup < 0 || o.Warmup > time.Hour {
 		bad("warmup %v: want 0 to 1h", o.Warmup)
+	}
+	if o.Rate != 0 && !(o.Rate >= 1 && o.Rate <= rateMax) {
+		bad("rate %v: want 0, or 1 to %d", o.Rate, rateMax)
+	}
+	if o.Rate > 0 && (o.Runtime == 0 || o.Operations > 0) {
+		bad("rate %v: want a time to run", o.Rate)
+	}
+	if o.Burst < 1 || o.Burst > o.Pipeline || o.Burst > 1 && o.Burst*(o.KeyBytes+o.ValueBytes) > sendBytesMax/2 {
+		bad("burst %d: want 1 to the open requests of a connection, and at most %d bytes", o.Burst, sendBytesMax/2)
 	}
 	if o.Operations > 0 && (o.Runtime != 0 || o.Warmup != 0) {
 		bad("operations %d with a time to run: want one of them", o.Operations)

@@ -28,6 +28,8 @@ type Report struct {
 	BytesIn    int64   `json:"bytes_in"`
 	// Worst is the rate of the worst whole second; 0 when there was none.
 	Worst float64 `json:"worst_second_per_second"`
+	// Stall is the longest time without any answer, in seconds.
+	Stall float64 `json:"longest_stall_seconds"`
 
 	GetLatency *Latency `json:"get_latency,omitempty"`
 	SetLatency *Latency `json:"set_latency,omitempty"`
@@ -49,7 +51,7 @@ type Report struct {
 }
 
 // Latency is the time from making a request to reading its answer, in
-// microseconds.
+// microseconds. In an open loop it begins when the request was due.
 type Latency struct {
 	Mean float64 `json:"mean_us"`
 	P50  float64 `json:"p50_us"`
@@ -169,6 +171,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if ran && o.Verify {
 		b.WriteString(", bytes checked")
 	}
+	if ran && o.Rate > 0 {
+		fmt.Fprintf(&b, ", open loop of %s a second in bursts of %d", Count(o.Rate), max(o.Burst, 1))
+	}
 	b.WriteByte('\n')
 	if r.LoadSeconds > 0 {
 		fmt.Fprintf(&b, "load      %s sets/s (%d in %.2f s)\n", Count(r.LoadRate), o.Keys, r.LoadSeconds)
@@ -183,6 +188,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 		line("get", r.Gets, r.GetLatency)
 		line("set", r.Sets, r.SetLatency)
+		fmt.Fprintf(&b, "evenness  worst second %s, longest time without an answer %s ms\n", orNone(r.Worst, Count(r.Worst)), Count(r.Stall*1e3))
 		cpu := func(name string, c *CPU) {
 			if c != nil {
 				fmt.Fprintf(&b, "%-9s %.3f us of CPU an operation (%.2f cores)\n", name, c.MicrosPerOperation, c.Cores)

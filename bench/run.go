@@ -45,6 +45,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	values := NewValues(o.ValueBytes)
 	base := time.Now()
 	var cancelled atomic.Bool
+	var gap Gap
 	defer context.AfterFunc(ctx, func() { cancelled.Store(true) })()
 	var loops []*loop
 	defer func() {
@@ -62,7 +63,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		requestBytes += setExtrasBytes + o.ValueBytes
 	}
 	for i := range o.Threads {
-		l, err := newLoop(o, keys, values, o.Seed*threadsMax+uint64(i), base, &cancelled)
+		l, err := newLoop(o, keys, values, o.Seed*threadsMax+uint64(i), base, &cancelled, &gap)
 		if err != nil {
 			return nil, err
 		}
@@ -93,11 +94,21 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		r.LoadRate = float64(o.Keys) / r.LoadSeconds
 	}
 	if o.Runtime > 0 {
-		start := int64(time.Since(base) + o.Warmup)
+		begin := int64(time.Since(base))
+		start := begin + int64(o.Warmup)
 		end := start + int64(o.Runtime)
 		usage := make(chan cpuUsage, 1)
 		go func() { usage <- measureCPU(o.ServerPID, base, start, end) }()
-		err := each(loops, func(_ int, l *loop) error { return l.run(start, end, window) })
+		gap.Start(start)
+		err := each(loops, func(i int, l *loop) error {
+			if o.Rate > 0 {
+				// Threads take turns, each with its share.
+				turn := 1e9 * float64(o.Burst) / o.Rate
+				s := schedule{burst: o.Burst, interval: turn * float64(len(loops)), begin: begin + int64(float64(i)*turn)}
+				return l.runOpen(start, end, window, s)
+			}
+			return l.run(start, end, window)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("run: %w", err)
 		}
@@ -105,6 +116,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	if o.Operations > 0 {
 		server, client, cpuErr := cpuNow(o.ServerPID)
+		gap.Start(int64(time.Since(base)))
 		err := each(loops, func(i int, l *loop) error {
 			n := uint64(len(loops))
 			return l.runOperations(part(o.Operations, uint64(i)+1, n)-part(o.Operations, uint64(i), n), window)
@@ -115,7 +127,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		server2, client2, cpuErr2 := cpuNow(o.ServerPID)
 		r.usage = cpuUsage{server: server2 - server, client: client2 - client, serverErr: errors.Join(cpuErr, cpuErr2)}
 	}
-	total := newStats()
+	total := newStats(&gap)
 	for _, l := range loops {
 		total.merge(l.stats)
 		if r.LostReason == "" && l.lostErr != nil {
@@ -123,6 +135,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 	}
 	r.fill(total)
+	if o.Runtime > 0 || o.Operations > 0 {
+		r.Stall = gap.Longest().Seconds()
+	}
 	return r, nil
 }
 

@@ -255,7 +255,8 @@ func TestWorstSecond(t *testing.T) {
 		{"a second without answers", func(a, b *stats) { at(a, 16, 5); at(a, 21, 5); at(b, 42, 5) }, 0},
 		{"of both", func(a, b *stats) { at(a, 20, 5); at(b, 29, 7); at(a, 31, 20) }, 12},
 	} {
-		a, b, total := newStats(), newStats(), newStats()
+		gap := new(Gap)
+		a, b, total := newStats(gap), newStats(gap), newStats(gap)
 		a.restart(15 * second / 10)
 		b.restart(15 * second / 10)
 		c.fill(a, b)
@@ -279,10 +280,10 @@ func TestWorstSecond(t *testing.T) {
 func TestOptionsNameEveryProblem(t *testing.T) {
 	err := Options{
 		Workload: "scan", Conns: -1, Pipeline: 5000, Keys: 300, KeyBytes: 2, ValueBytes: 1 << 30, Zipf: 9,
-		Runtime: -1, Warmup: -1, ServerPID: -1, StallTimeout: 1, GetShare: 2,
+		Runtime: -1, Warmup: -1, ServerPID: -1, StallTimeout: 1, GetShare: 2, Rate: -1, Burst: 6000,
 	}.Validate()
 	for _, want := range []string{
-		"workload", "conns", "pipeline", "keys 300", "value size", "zipf", "runtime", "warmup", "server pid", "stall", "get share",
+		"workload", "conns", "pipeline", "keys 300", "value size", "zipf", "runtime", "warmup", "server pid", "stall", "get share", "rate", "burst",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %q", err, want)
@@ -353,7 +354,7 @@ func pair(t testing.TB, o Options) (l *loop, c *conn, fd int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err = newLoop(o, keys, NewValues(o.ValueBytes), 1, time.Now(), new(atomic.Bool))
+	l, err = newLoop(o, keys, NewValues(o.ValueBytes), 1, time.Now(), new(atomic.Bool), new(Gap))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,7 +392,7 @@ func answers(l *loop, c *conn, dst []byte) []byte {
 func TestAnswersMayBeCutAnywhere(t *testing.T) {
 	for step := 1; step < 60; step++ {
 		l, c, _ := pair(t, Options{Workload: KindMixed, Pipeline: 8, Verify: true, Keys: 100, ValueBytes: 12})
-		c.make(l, 8)
+		c.make(l, 8, 0)
 		b := answers(l, c, nil)
 		for len(b) > 0 {
 			n := min(step, len(b))
@@ -412,13 +413,13 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 		l, c, _ := pair(t, Options{Workload: kind, Pipeline: 64, Verify: true, Zipf: 0.99})
 		var in []byte
 		if n := testing.AllocsPerRun(200, func() {
-			c.make(l, 64)
+			c.make(l, 64, 0)
 			c.answered, c.batchHead = c.sent, c.batchTail
 			c.out = nil
 		}); n != 0 {
 			t.Errorf("%s: making requests: %v allocations, want 0", kind, n)
 		}
-		c.make(l, 64)
+		c.make(l, 64, 0)
 		in = answers(l, c, nil)
 		answered, head := c.answered, c.batchHead
 		if n := testing.AllocsPerRun(200, func() {
@@ -441,7 +442,7 @@ func BenchmarkMake(b *testing.B) {
 			b.ReportAllocs()
 			for n := 0; n < b.N; n += 128 {
 				for c.answered = c.sent; c.open() < 128; {
-					c.make(l, 128-c.open())
+					c.make(l, 128-c.open(), 0)
 				}
 				c.batchHead = c.batchTail
 			}
@@ -454,7 +455,7 @@ func BenchmarkParse(b *testing.B) {
 		o.Pipeline, o.KeyBytes = 128, 8
 		b.Run(fmt.Sprintf("%s-%v", o.Workload, o.Verify), func(b *testing.B) {
 			l, c, _ := pair(b, o)
-			c.make(l, 128)
+			c.make(l, 128, 0)
 			in := answers(l, c, nil)
 			answered, head := c.answered, c.batchHead
 			b.ReportAllocs()

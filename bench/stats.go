@@ -29,6 +29,7 @@ type stats struct {
 	// on.
 	seconds     []int64
 	firstSecond int64
+	gap         *Gap // of all loops
 
 	misses     int64
 	statuses   map[mcbp.Status]int64
@@ -37,8 +38,9 @@ type stats struct {
 	unanswered int64
 }
 
-func newStats() *stats {
+func newStats(gap *Gap) *stats {
 	return &stats{
+		gap:      gap,
 		get:      hdrhistogram.New(latencyMinNanos, latencyMaxNanos, latencyDigits),
 		set:      hdrhistogram.New(latencyMinNanos, latencyMaxNanos, latencyDigits),
 		statuses: make(map[mcbp.Status]int64),
@@ -49,6 +51,7 @@ func (s *stats) add(now, nanos, gets, sets int64) {
 	if s.frozen {
 		return
 	}
+	s.gap.Done(now)
 	i := now/1e9 - s.firstSecond
 	for int64(len(s.seconds)) <= i {
 		s.seconds = append(s.seconds, 0)
@@ -81,7 +84,10 @@ func (s *stats) restart(now int64) {
 	s.seconds, s.firstSecond = s.seconds[:0], now/1e9
 }
 
-func (s *stats) freeze(now int64) { s.end, s.frozen = now, true }
+func (s *stats) freeze(now int64) {
+	s.gap.Done(now)
+	s.end, s.frozen = now, true
+}
 
 // worstSecond returns the fewest answers in a whole second, 0 when there was no
 // whole second.

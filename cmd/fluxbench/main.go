@@ -127,6 +127,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.Float64Var(&o.Zipf, "zipf", 0, "skew of the choice of keys: weight of rank r is 1/r^zipf; 0 is uniform")
 	flags.DurationVar(&o.Runtime, "runtime", 5*time.Second, "time in which answers are counted; 0 with --load only loads")
 	flags.Uint64Var(&o.Operations, "operations", 0, "end after so many requests instead of a time")
+	flags.Float64Var(&o.Rate, "rate", 0, "requests a second of an open loop, sent when due; latencies count from then. 0: as fast as answers come")
+	flags.IntVar(&o.Burst, "burst", 1, "requests that become due together, on one connection, with --rate")
 	flags.DurationVar(&o.Warmup, "warmup", 0, "time before counting starts")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the sequence of keys")
 	flags.BoolVar(&o.Load, "load", false, "first set every key once")
@@ -148,7 +150,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		o.GetShare = -1
 	}
 	err := o.Validate()
-	for name, n := range map[string]int64{"conns": int64(o.Conns), "pipeline": int64(o.Pipeline), "threads": int64(o.Threads), "key-size": int64(o.KeyBytes), "keys": int64(o.Keys)} {
+	for name, n := range map[string]int64{"conns": int64(o.Conns), "pipeline": int64(o.Pipeline), "threads": int64(o.Threads), "key-size": int64(o.KeyBytes), "keys": int64(o.Keys), "burst": int64(o.Burst)} {
 		if n == 0 {
 			err = errors.Join(err, fmt.Errorf("--%s 0: want at least 1", name))
 		}
