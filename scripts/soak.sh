@@ -1,7 +1,8 @@
 #!/bin/bash
 # Random tests with new seeds, round after round, for the given time:
 #   scripts/soak.sh 30m
-# A round is the model test with more steps, the linearizability test, and 2
+# A round is the model test with more steps, the linearizability test, readers and
+# writers under merges and collections with the race detector, and 2
 # SIGKILLs of the built server under load for each set of flags. With 1h or more the exhaustive crash,
 # fault and kill loops come first. A failure ends the soak and shows its seed.
 set -euo pipefail
@@ -19,6 +20,7 @@ fi
 rounds=0
 until [ "$SECONDS" -ge "$seconds" ] && [ "$rounds" -gt 0 ]; do
     go test -count 1 -timeout 1h -run 'TestModel|TestLinear' ./lsm -rapid.checks=200
+    FLUXKV_STRESS_ROUNDS=100 go test -race -count 1 -timeout 1h -run 'TestReadersAndWritersUnderGC' ./lsm
     FLUXKV_KILL_ROUNDS=2 go test -count 1 -timeout 1h -run 'TestKill$' ./cmd/fluxkv
     rounds=$((rounds + 1))
     echo "soak: round $rounds done after ${SECONDS}s"
