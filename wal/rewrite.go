@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"sort"
+	"sync/atomic"
 
 	"fluxkv/internal/entry"
 	"fluxkv/internal/mutant"
@@ -168,7 +169,7 @@ var ErrOutput = errors.New("wal: output of a rewrite is damaged")
 // An output may be named by a *vfs.ReadError too, when it was verified.
 //
 // Memory: two groups of 1 MiB, or of one larger document; for each victim whose seqnos the merge has reached
-// and not passed, 512 KiB or its largest group rounded up; and 12 bytes for each
+// and not passed, 512 KiB or its largest group rounded up, and 256 KiB read ahead; and 12 bytes for each
 // document of the output at hand, plus its index. Victims whose seqnos do not
 // overlap, such as segments of the log, are in memory one after another.
 func Rewrite(ctx context.Context, o RewriteOptions, victims []RewriteVictim, keep func(*Record) bool) (RewriteResult, error) {
@@ -224,6 +225,7 @@ type rewrite struct {
 	sources []*rewriteSource
 	out     rewriteWriter
 	last    entry.Seqno // seen in any victim
+	reading atomic.Bool // a read ahead is in flight
 	res     RewriteResult
 }
 

@@ -26,9 +26,10 @@ type rewriteSource struct {
 
 	// buf has the n bytes of the file from base on, a multiple of
 	// vfs.BlockBytes.
-	buf  []byte
-	base int64
-	n    int
+	buf   []byte
+	base  int64
+	n     int
+	ahead readAhead
 
 	rr     RecordReader
 	rec    Record
@@ -72,8 +73,24 @@ func (s *rewriteSource) openFile() error {
 	})
 }
 
+// readAhead is the next piece of a victim, read while the one before it is looked
+// at. The goroutine of the rewrite owns it, but while done is not closed.
+type readAhead struct {
+	buf  []byte
+	off  int64 // of the piece
+	n    int   // its bytes
+	at   int   // of which so many were taken
+	err  error
+	done chan struct{}
+}
+
 // close may be called more than once.
 func (s *rewriteSource) close() error {
+	s.ahead.wait()
+	if s.ahead.buf != nil {
+		offheap.FreeAligned(s.ahead.buf)
+		s.ahead = readAhead{}
+	}
 	if s.buf != nil {
 		offheap.FreeAligned(s.buf)
 		s.buf = nil
@@ -241,15 +258,25 @@ func (s *rewriteSource) resize(need, from, rest int) error {
 	return nil
 }
 
-// read appends the next bytes of the file to the buffer; more is false at the
-// end of the file, which must not be before End.
+// read appends up to so many of the next bytes of the file to the buffer; more is
+// false at the end of the file, which must not be before End.
 func (s *rewriteSource) read(bytes int) (more bool, err error) {
 	off := s.base + int64(s.n)
+	switch n, err := s.ahead.take(s.buf[s.n:s.n+bytes], off); {
+	case err != nil:
+		return false, fmt.Errorf("read %s at %d: %w", s.f.name, off, err)
+	case n > 0:
+		s.n += n
+		s.w.res.ReadBytes += int64(n)
+		s.goAhead()
+		return true, nil
+	}
 	s.w.pace(bytes)
 	got, err := s.f.file.ReadAt(s.buf[s.n:s.n+bytes], off)
 	s.w.res.ReadBytes += int64(got)
 	s.n += got
 	if got == bytes {
+		s.goAhead()
 		return true, nil
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -259,4 +286,56 @@ func (s *rewriteSource) read(bytes int) (more bool, err error) {
 		return false, corrupt(s.f.name, off+int64(got), "file ends here, recorded end is %d", s.v.End)
 	}
 	return false, nil
+}
+
+// goAhead starts to read what follows the buffer, unless another piece is still
+// wanted or on its way, of any victim: one read is in flight at a time.
+func (s *rewriteSource) goAhead() {
+	a := &s.ahead
+	off := s.base + int64(s.n)
+	n := int(min(int64(s.w.sizes.read), roundUp(int64(s.v.End), vfs.BlockBytes)-off))
+	if a.done != nil || a.at < a.n || n <= 0 || off%vfs.BlockBytes != 0 || !s.w.reading.CompareAndSwap(false, true) {
+		return
+	}
+	if a.buf == nil {
+		var err error
+		if a.buf, err = alignedBuffer(s.w.sizes.read, "rewrite read ahead"); err != nil {
+			s.w.reading.Store(false)
+			return // it is no more than a gain
+		}
+	}
+	s.w.pace(n)
+	a.off, a.n, a.at, a.err, a.done = off, 0, 0, nil, make(chan struct{})
+	go func(f vfs.File, b []byte, done chan struct{}) {
+		// What ends early is read again, to say where.
+		switch got, err := f.ReadAt(b, off); {
+		case got == len(b):
+			a.n = got
+		case err != nil && !errors.Is(err, io.EOF):
+			a.err = err
+		}
+		s.w.reading.Store(false)
+		close(done)
+	}(s.f.file, a.buf[:n], a.done)
+}
+
+func (a *readAhead) wait() {
+	if a.done != nil {
+		<-a.done
+		a.done = nil
+	}
+}
+
+// take copies what was read ahead from off on; 0 when that is nothing.
+func (a *readAhead) take(dst []byte, off int64) (int, error) {
+	a.wait()
+	if a.off+int64(a.at) != off {
+		a.at, a.err = a.n, nil
+	}
+	if a.err != nil {
+		return 0, a.err
+	}
+	n := copy(dst, a.buf[a.at:a.n])
+	a.at += n
+	return n, nil
 }
