@@ -70,6 +70,10 @@ type GCJob struct {
 	Once, Again []entry.SegmentID
 	// Bytes of the victims, Live of them not known to be dead.
 	Bytes, Live int64
+	// Pressure is the garbage that could be collected over what of it the target
+	// leaves room for, or over what is left alone for being too thin: above 1
+	// collecting is due, and far above it is being outrun.
+	Pressure float64
 }
 
 const (
@@ -115,6 +119,7 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 	var victims []GCSegment
 	dying := false
 	ages, flushed, known := 0.0, 0, int64(0)
+	garbage, of := int64(0), int64(0) // in segments that may be picked, and their bytes
 	for _, s := range in.Segments {
 		if !s.Flushed || s.Bytes <= 0 {
 			continue
@@ -130,12 +135,17 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 			j.Free = append(j.Free, s.ID) // even if it cannot be read
 		case s.Fenced:
 		default:
+			garbage, of = garbage+s.Bytes-s.Live, of+s.Bytes
 			victims = append(victims, s)
 		}
 	}
 	least := garbageMin
 	if float64(allocated-known) > target*float64(in.Live) {
 		least = beyondMin
+	}
+	if garbage > 0 {
+		room := max(target*float64(in.Live)-float64(allocated-garbage), least*float64(of))
+		j.Pressure = float64(garbage) / room
 	}
 	victims = slices.DeleteFunc(victims, func(s GCSegment) bool {
 		if float64(s.Live) < nearlyDead*float64(s.Bytes) {

@@ -18,6 +18,8 @@ import (
 // TestPickSegments runs testdata/gc. A segment is a line:
 //
 //	41 log 100 live=60 last=900 [unflushed] [busy] [fenced]
+//
+// The answer begins with the reason, and the pressure where it is above 1.
 func TestPickSegments(t *testing.T) {
 	datadriven.RunTest(t, "testdata/gc", func(t *testing.T, d *datadriven.TestData) string {
 		in := GCPicture{SegmentBytes: 100, Next: 1000}
@@ -72,6 +74,9 @@ func TestPickSegments(t *testing.T) {
 		}
 		j, ok := PickSegments(in)
 		out := string(j.Reason)
+		if j.Pressure > 1 {
+			out += fmt.Sprintf(" %.2f", j.Pressure)
+		}
 		for _, x := range []struct {
 			name string
 			ids  []entry.SegmentID

@@ -30,6 +30,7 @@
 //	snapshots.mu   registered seqnos and the horizon
 //	publisher.mu   finished batches, and V; a leaf
 //	quota.mu       stalled writers; a leaf
+//	pacer.mu       what writers may write to hold the space target; a leaf
 //	obsolete.mu    dropped tables whose files are to be removed; a leaf
 //	scratches.mu   buffers of reads; a leaf
 //

@@ -51,6 +51,7 @@ func (db *DB) startGC() (started, none bool) {
 	}
 	job, ok := compaction.PickSegments(db.gcPicture(v))
 	db.gcReason.Store(&job.Reason)
+	db.paceWriters(&job, ok)
 	if !ok {
 		v.release()
 		return false, true
@@ -68,8 +69,10 @@ func (db *DB) startGC() (started, none bool) {
 	v.release()
 	go func() {
 		defer s.done.Done()
+		start := time.Now()
 		err := c.run(s.ctx)
 		c.from.release()
+		db.collected(c, start, err)
 		db.gcEnded(c, err)
 	}()
 	return true, false

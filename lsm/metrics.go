@@ -131,11 +131,17 @@ type Stats struct {
 	Forwards  int   `json:"forwards"`
 
 	// Writers held up since Open, by cause.
-	Slowed       int64         `json:"slowed_writes"`
-	SlowedTime   time.Duration `json:"slowed_nanoseconds"`
-	Stalled      int64         `json:"stalled_writes"`
-	StalledTime  time.Duration `json:"stalled_nanoseconds"`
-	StalledNow   int64         `json:"stalled_now"`
+	Slowed      int64         `json:"slowed_writes"`
+	SlowedTime  time.Duration `json:"slowed_nanoseconds"`
+	Stalled     int64         `json:"stalled_writes"`
+	StalledTime time.Duration `json:"stalled_nanoseconds"`
+	StalledNow  int64         `json:"stalled_now"`
+	// Paced are writers slowed to the space target, to SpaceRate bytes a second
+	// at present; 0 is without bound. Slowed and Stalled are those that flushes
+	// and merges held up.
+	Paced        int64         `json:"paced_writes"`
+	PacedTime    time.Duration `json:"paced_nanoseconds"`
+	SpaceRate    int64         `json:"space_rate"`
 	StallCause   string        `json:"stall_cause,omitempty"`
 	Rejected     int64         `json:"rejected_writes"`
 	DiskFull     int64         `json:"disk_full_writes"`
@@ -174,6 +180,7 @@ func (db *DB) Stats() Stats {
 		WriteCacheUsed: db.quota.used.Load(), WriteCacheLimit: db.quota.limit,
 		Slowed: db.quota.slowed.Load(), SlowedTime: time.Duration(db.quota.slowedNanos.Load()),
 		Stalled: db.quota.stalled.Load(), StalledTime: time.Duration(db.quota.stalledNanos.Load()),
+		Paced: db.quota.pace.slowed.Load(), PacedTime: time.Duration(db.quota.pace.nanos.Load()), SpaceRate: db.quota.pace.rate.Load(),
 		StalledNow: db.quota.stallsNow.Load(), Rejected: db.quota.rejected.Load(),
 		DiskFull: db.counts.diskFull.Load(), MemQuota: db.o.MemQuota,
 		Log: db.log.Stats(), Recovery: db.recovery,

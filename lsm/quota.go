@@ -29,6 +29,7 @@ type quota struct {
 	used   atomic.Int64
 	debt   atomic.Int64 // nanoseconds of delay not yet slept
 	runs   atomic.Int64 // most of any kvstore
+	pace   pacer        // for the space target
 
 	// mu guards the fields below; a leaf.
 	mu   sync.Mutex
@@ -68,6 +69,7 @@ func (q *quota) tryReserve(n int64) bool {
 // the cache is full and the store rejects; the error given to stop when the
 // store ended.
 func (q *quota) admit(n int64) error {
+	q.pace.wait(n)
 	if !q.tryReserve(n) {
 		if err := q.wait(n); err != nil {
 			return err
@@ -154,6 +156,7 @@ func (q *quota) unblock() {
 
 // stop makes every stalled and later stalled writer fail with err.
 func (q *quota) stop(err error) {
+	q.pace.set(0)
 	q.mu.Lock()
 	if q.err == nil {
 		q.err = err

@@ -75,6 +75,7 @@ type scheduler struct {
 	mergeBackoff time.Duration
 	// Garbage collection: one at a time.
 	collecting     bool
+	space          spaceControl
 	fencedSegments fences // as victims
 	fencedIndexes  fences // segments whose index could not be read
 	gcFailed       int64

@@ -158,6 +158,9 @@ func (p *pipeline) engineStats(e *lsm.Stats) {
 	p.statInt("stalled_writes", e.Stalled)
 	p.statInt("stalled_nanoseconds", int64(e.StalledTime))
 	p.statInt("stalled_now", e.StalledNow)
+	p.statInt("paced_writes", e.Paced)
+	p.statInt("paced_nanoseconds", int64(e.PacedTime))
+	p.statInt("space_rate", e.SpaceRate)
 	if e.StallCause != "" {
 		p.statText("stall_cause", e.StallCause)
 	}

@@ -152,7 +152,7 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("index-compression", "none or snappy")
 	f.IntVar(&c.compactors, "compactors", 2, "merges of tables that run at once, 1 to 16; more keep up with more writing and empty the levels sooner, at the cost of processors and of the device for everyone else")
 	unit("compactors", "count")
-	f.Float64Var(&c.spaceAmp, "space-amp", 1.5, "space on disk, as a multiple of what is live, from which garbage is collected, 1.1 to 4. Less of it saves space, and what is still live is copied more often: every step towards 1 costs more writing than the one before")
+	f.Float64Var(&c.spaceAmp, "space-amp", 1.5, "space on disk, as a multiple of what is live, from which garbage is collected, 1.1 to 4. Less of it saves space, and what is still live is copied more often: every step towards 1 costs more writing than the one before, and writers are slowed to what collection can win")
 	unit("space-amp", "ratio")
 	f.Var(&c.keyShape, "key-shape", "how the key index is kept: lazy (runs side by side above one sorted level, the least writing) or leveled (every level but the first sorted: fewer tables for each GET to look into and less garbage in the index, for about three times its writing)")
 	unit("key-shape", "lazy or leveled")
