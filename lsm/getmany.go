@@ -74,12 +74,12 @@ func (b *ReadBatch) Release() {
 }
 
 // readBytesMax bounds the documents that one GetMany reads from the device, in
-// log bytes. One larger document goes alone.
+// log bytes, and what their values take then. One larger document goes alone.
 const readBytesMax = 8 * mib
 
 // GetMany reads all keys of b at one seqno: first what memory can answer, then
 // all documents that must come from the device in one go. When these exceed
-// 8 MiB, the ones that follow get ErrReadLimit and are not read. Values alias the
+// 8 MiB, the ones that follow get ErrReadLimit. Values alias the
 // store's memory until b is released. It returns ErrClosed; what happened to
 // each key is in b.
 func (db *DB) GetMany(b *ReadBatch) error {
@@ -299,10 +299,14 @@ func (db *DB) readDocuments(b *ReadBatch) {
 	}
 	defer db.leave()
 	db.counts.documentReads.Add(int64(len(b.docs)))
-	b.buf = wal.ReadDocuments(b.docs, &db.secret, !db.o.BufferedIO, b.buf)
+	// Addresses bound what is read; values that were compressed are longer.
+	b.buf = wal.ReadDocuments(b.docs, &db.secret, !db.o.BufferedIO, b.buf, readBytesMax-len(b.buf))
 	for j := range b.docs {
 		i := b.docOf[j]
-		if err := b.docs[j].Err; err != nil {
+		if err := b.docs[j].Err; err == wal.ErrReadLimit {
+			b.errs[i] = ErrReadLimit
+			continue
+		} else if err != nil {
 			b.errs[i] = db.readError(err)
 			continue
 		}

@@ -27,7 +27,8 @@ const (
 	// An iterator looks ahead, so that documents that must come from the device
 	// are read together: a few at first, for short scans, up to 64.
 	pageMin, pageMax = 4, 64
-	// pageReadBytesMax bounds what is read ahead at once, in bytes of the log.
+	// pageReadBytesMax bounds what is read ahead at once, in bytes of the log and
+	// in bytes of values.
 	pageReadBytesMax = 1 << 20
 )
 
@@ -358,11 +359,13 @@ func (it *Iterator) readAhead() error {
 		it.buf = nil // of a very large document
 	}
 	db.counts.documentReads.Add(int64(len(it.docs)))
-	it.buf = wal.ReadDocuments(it.docs, &db.secret, !db.o.BufferedIO, it.buf[:0])
+	it.buf = wal.ReadDocuments(it.docs, &db.secret, !db.o.BufferedIO, it.buf[:0], pageReadBytesMax)
 	for j := range it.docs {
 		e := &it.page[it.docOf[j]]
 		e.value = it.docs[j].Value
-		if err := it.docs[j].Err; err != nil {
+		if err := it.docs[j].Err; err == wal.ErrReadLimit {
+			e.read = false // later, as are all behind it
+		} else if err != nil {
 			e.err = db.readError(err)
 		}
 	}

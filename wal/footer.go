@@ -175,6 +175,15 @@ func inFile(err error, name string) error {
 	return err
 }
 
+// inRecord is inFile for a record at offset off of the file.
+func inRecord(err error, name string, off int64) error {
+	var c *CorruptError
+	if errors.As(err, &c) && c.File == "" {
+		c.Offset = off
+	}
+	return inFile(err, name)
+}
+
 // readAligned reads n bytes at off, which lie in the file, through an aligned
 // buffer that lives for the call, so that it works on direct files too.
 func readAligned(f vfs.File, off int64, n int, use func(b []byte) error) error {

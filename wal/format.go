@@ -28,7 +28,7 @@ const MaxSegmentBytes = 1<<32 - AlignMax
 // MaxKeyBytes is the longest user key.
 const MaxKeyBytes = 65535
 
-// MaxValueBytes bounds a value, stored or inflated. It is far above any
+// MaxValueBytes bounds a value as it is stored. It is far above any
 // --max-item-size and only keeps damaged lengths from steering anything.
 const MaxValueBytes = 1 << 30
 

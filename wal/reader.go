@@ -47,7 +47,7 @@ func ReadDocument(f vfs.File, a entry.Address, seqno entry.Seqno, key []byte, se
 	s := docScratches.Get().(*docScratch)
 	defer docScratches.Put(s)
 	s.one[0] = DocRead{File: f, Address: a, Seqno: seqno, Key: key}
-	out := s.read(s.one[:], secret, direct, dst)
+	out := s.read(s.one[:], secret, direct, dst, 0) // the first has no limit
 	r := &s.one[0]
 	err, meta = r.Err, r.Meta
 	s.one[0] = DocRead{}
@@ -57,14 +57,24 @@ func ReadDocument(f vfs.File, a entry.Address, seqno entry.Seqno, key []byte, se
 	return out, meta, nil
 }
 
+// ErrReadLimit: the values of the reads before this one are as much as the call
+// may return.
+var ErrReadLimit = errors.New("wal: values of a batched read exceed its limit")
+
 // ReadDocuments does all reads with all of them in flight together, appends
 // the values to dst and returns it. Each read has its own Err. It may be
 // called concurrently; Value slices alias the returned slice's memory, or that
 // of dst before it grew, and are the caller's.
-func ReadDocuments(reads []DocRead, secret *Secret, direct bool, dst []byte) []byte {
+//
+// A compressed value is up to 22 times as long as its address says, so that
+// callers cannot bound memory by addresses alone. Once the values would take more
+// than limit bytes, that read and all behind it get ErrReadLimit; the first one
+// never does. What was read in vain is at most what the values would have taken
+// uncompressed.
+func ReadDocuments(reads []DocRead, secret *Secret, direct bool, dst []byte, limit int) []byte {
 	s := docScratches.Get().(*docScratch)
 	defer docScratches.Put(s)
-	return s.read(reads, secret, direct, dst)
+	return s.read(reads, secret, direct, dst, limit)
 }
 
 // docScratch is what a call of ReadDocuments needs.
@@ -72,6 +82,8 @@ type docScratch struct {
 	one     [1]DocRead
 	reads   []vfs.Read
 	buffers []docBuffer
+	left    int  // bytes of values that may still come, below 0 at the limit
+	first   bool // no value came yet
 }
 
 var docScratches = sync.Pool{New: func() any { return new(docScratch) }}
@@ -81,7 +93,8 @@ var docScratches = sync.Pool{New: func() any { return new(docScratch) }}
 // 20 MiB must not take gigabytes.
 const docRoundBytesMax = 16 << 20
 
-func (s *docScratch) read(reads []DocRead, secret *Secret, direct bool, dst []byte) []byte {
+func (s *docScratch) read(reads []DocRead, secret *Secret, direct bool, dst []byte, limit int) []byte {
+	s.left, s.first = max(limit, 0), true
 	total := 0
 	for i := range reads {
 		reads[i].Value, reads[i].Meta, reads[i].Err = nil, entry.Meta{}, nil
@@ -99,8 +112,26 @@ func (s *docScratch) read(reads []DocRead, secret *Secret, direct bool, dst []by
 		}
 		dst = s.round(reads[:n], secret, direct, dst)
 		reads = reads[n:]
+		if s.left < 0 {
+			for i := range reads {
+				reads[i].Err = ErrReadLimit
+			}
+			break
+		}
 	}
 	return dst
+}
+
+// admit reports whether a value of n bytes may be returned. After the first one
+// that may not, none may: a smaller one must not slip in behind.
+func (s *docScratch) admit(n int) bool {
+	if s.left >= 0 {
+		if s.left -= n; s.left < 0 && s.first {
+			s.left = 0
+		}
+	}
+	s.first = false
+	return s.left >= 0
 }
 
 // round does as many reads as docRoundBytesMax allows at once.
@@ -123,7 +154,7 @@ func (s *docScratch) round(reads []DocRead, secret *Secret, direct bool, dst []b
 	for i := range reads {
 		r := &reads[i]
 		if r.Err == nil {
-			dst = r.finish(&s.reads[next], secret, dst)
+			dst = r.finish(s, &s.reads[next], secret, dst)
 			next++
 		}
 		s.buffers[i].free()
@@ -157,7 +188,7 @@ func (r *DocRead) span(direct bool) (docBuffer, vfs.Read, error) {
 }
 
 // finish takes the document out of what was read.
-func (r *DocRead) finish(in *vfs.Read, secret *Secret, dst []byte) []byte {
+func (r *DocRead) finish(s *docScratch, in *vfs.Read, secret *Secret, dst []byte) []byte {
 	for try := 0; ; try++ {
 		at := int(int64(r.Address.Offset) - in.Off)
 		end := at + int(r.Address.Length)
@@ -171,7 +202,7 @@ func (r *DocRead) finish(in *vfs.Read, secret *Secret, dst []byte) []byte {
 		}
 		rec := in.Buf[at:end]
 		if verifyDocument(rec, secret, r.Address.Segment, r.Address.Offset, r.Seqno) {
-			return r.take(rec, dst)
+			return r.take(s, rec, dst)
 		}
 		if try > 0 {
 			r.Err = corrupt(r.File.Name(), int64(r.Address.Offset), "wrong sum of document %v of seqno %d", r.Address, r.Seqno)
@@ -184,7 +215,7 @@ func (r *DocRead) finish(in *vfs.Read, secret *Secret, dst []byte) []byte {
 }
 
 // take checks what the sum cannot: that this is the document asked for.
-func (r *DocRead) take(rec []byte, dst []byte) []byte {
+func (r *DocRead) take(s *docScratch, rec []byte, dst []byte) []byte {
 	var parsed Record
 	n, reason := parseRecord(rec, &parsed)
 	switch {
@@ -195,13 +226,20 @@ func (r *DocRead) take(rec []byte, dst []byte) []byte {
 		reason = fmt.Sprintf("document %v has another key", r.Address)
 	default:
 		start := len(dst)
-		out, err := parsed.AppendValue(dst)
-		if err != nil {
-			r.Err = inFile(err, r.File.Name())
+		n, err := parsed.valueBytes()
+		if err == nil && !s.admit(n) {
+			r.Err = ErrReadLimit
 			return dst
 		}
-		r.Value, r.Meta = out[start:len(out):len(out)], parsed.Meta
-		return out
+		if err == nil {
+			dst, err = parsed.AppendValue(dst)
+		}
+		if err != nil {
+			r.Err = inRecord(err, r.File.Name(), int64(r.Address.Offset))
+			return dst
+		}
+		r.Value, r.Meta = dst[start:len(dst):len(dst)], parsed.Meta
+		return dst
 	}
 	r.Err = corrupt(r.File.Name(), int64(r.Address.Offset), "%s", reason)
 	return dst

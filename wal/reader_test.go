@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -74,7 +76,7 @@ func TestReadDocuments(t *testing.T) {
 		for _, c := range []struct{ n, first, step int }{{1, 0, 0}, {130, 256, 61}, {3, 300 << 10, 1}, {5, 5 << 20, 1 << 20}} {
 			f, reads, values := documents(c.n, c.first, c.step)
 			f.aligned = direct
-			out := ReadDocuments(reads, &testSecret, direct, []byte("before"))
+			out := ReadDocuments(reads, &testSecret, direct, []byte("before"), math.MaxInt)
 			if !bytes.HasPrefix(out, []byte("before")) {
 				t.Fatal("dst was overwritten")
 			}
@@ -115,7 +117,7 @@ func TestReadDocumentRefusesWhatIsNotIt(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			batch := []DocRead{good, good, good}
 			c.edit(&batch[1])
-			ReadDocuments(batch, &testSecret, true, nil)
+			ReadDocuments(batch, &testSecret, true, nil, math.MaxInt)
 			if batch[0].Err != nil || batch[2].Err != nil || len(batch[0].Value) != 600 {
 				t.Fatalf("the other documents: %v, %v", batch[0].Err, batch[2].Err)
 			}
@@ -138,12 +140,12 @@ func TestF5_ReadIsRepeatedOnce(t *testing.T) {
 	f.lieAt = int64(reads[0].Address.Offset) + 20
 	before := DocumentRereads()
 	f.lies = 1
-	ReadDocuments(reads, &testSecret, true, nil)
+	ReadDocuments(reads, &testSecret, true, nil, math.MaxInt)
 	if reads[0].Err != nil || !bytes.Equal(reads[0].Value, values[0]) || DocumentRereads() != before+1 {
 		t.Fatalf("%v after %d rereads", reads[0].Err, DocumentRereads()-before)
 	}
 	f.lies = 2
-	ReadDocuments(reads, &testSecret, true, nil)
+	ReadDocuments(reads, &testSecret, true, nil, math.MaxInt)
 	if !errors.Is(reads[0].Err, ErrCorrupt) || f.lies != 0 {
 		t.Fatalf("%v, %d lies left", reads[0].Err, f.lies)
 	}
@@ -152,7 +154,7 @@ func TestF5_ReadIsRepeatedOnce(t *testing.T) {
 func TestReadDocumentPassesDeviceErrorsOn(t *testing.T) {
 	f, reads, _ := documents(2, 500, 0)
 	f.err = errors.New("input/output error")
-	ReadDocuments(reads, &testSecret, true, nil)
+	ReadDocuments(reads, &testSecret, true, nil, math.MaxInt)
 	for _, r := range reads {
 		if !errors.Is(r.Err, f.err) || errors.Is(r.Err, ErrCorrupt) {
 			t.Fatal(r.Err)
@@ -160,22 +162,185 @@ func TestReadDocumentPassesDeviceErrorsOn(t *testing.T) {
 	}
 }
 
+// compressedDocument returns a file with one document whose value is stored as
+// block.
+func compressedDocument(block []byte) (*imageFile, DocRead) {
+	image := AppendCompressedSet(make([]byte, 5000), []byte("k"), entry.Meta{}, block, true)
+	FinishDocument(image[5000:], &testSecret, 1, 5000, 7)
+	f := &imageFile{image: image}
+	a := entry.Address{Segment: 1, Offset: 5000, Length: uint32(len(image) - 5000)}
+	return f, DocRead{File: f, Address: a, Seqno: 7, Key: []byte("k")}
+}
+
+// TestReadCompressedDocument: a block that is not one is damage at its record,
+// although its sum is right.
 func TestReadCompressedDocument(t *testing.T) {
 	block := []byte{100, 0 << 2, 'x', 62<<2 | 2, 1, 0, 35<<2 | 2, 1, 0} // 1 + 63 + 36
-	read := func(block []byte) ([]byte, error) {
-		image := AppendCompressedSet(make([]byte, 5000), []byte("k"), entry.Meta{}, block, true)
-		FinishDocument(image[5000:], &testSecret, 1, 5000, 7)
-		a := entry.Address{Segment: 1, Offset: 5000, Length: uint32(len(image) - 5000)}
-		value, _, err := ReadDocument(&imageFile{image: image}, a, 7, []byte("k"), &testSecret, true, nil)
-		return value, err
-	}
-	if value, err := read(block); err != nil || string(value) != strings.Repeat("x", 100) {
+	_, r := compressedDocument(block)
+	value, _, err := ReadDocument(r.File, r.Address, r.Seqno, r.Key, &testSecret, true, []byte("before"))
+	if err != nil || string(value) != "before"+strings.Repeat("x", 100) {
 		t.Fatalf("%q, %v", value, err)
 	}
-	block[0] = 99
-	if _, err := read(block); !errors.Is(err, ErrCorrupt) {
-		t.Fatal(err)
+	for _, bad := range [][]byte{
+		append([]byte{99}, block[1:]...),              // declares less than there is
+		{0xff, 0xff, 0xff, 0xff, 3, 0, 'x'},           // a bomb
+		append([]byte{0x80, 0x80, 0x80, 1}, block...), // 2 MiB in 13 bytes
+		nil,
+	} {
+		_, r := compressedDocument(bad)
+		var corrupt *CorruptError
+		value, _, err := ReadDocument(r.File, r.Address, r.Seqno, r.Key, &testSecret, true, []byte("before"))
+		if !errors.As(err, &corrupt) || corrupt.File != "image" || corrupt.Offset != 5000 || string(value) != "before" {
+			t.Errorf("block %x: %q, %v", bad, value, err)
+		}
+		if cap(value) > 4096 {
+			t.Errorf("block %x took %d bytes", bad, cap(value))
+		}
 	}
+}
+
+// TestReadDocumentsStopsAtItsLimit: the values of a batch take no more than they
+// may, however short the records are; the first one is always read.
+func TestReadDocumentsStopsAtItsLimit(t *testing.T) {
+	const n, size = 6, 1000
+	f := &imageFile{image: make([]byte, 4096)}
+	var reads []DocRead
+	for i := range n {
+		off := uint32(len(f.image))
+		key := []byte{byte('a' + i)}
+		if i == 4 { // shorter, and not compressed: it must not slip in
+			f.image = AppendSet(f.image, key, entry.Meta{}, []byte("tiny"), true)
+		} else {
+			block, ok := AppendBlock(nil, bytes.Repeat(key, size))
+			if !ok {
+				t.Fatal("not compressed")
+			}
+			f.image = AppendCompressedSet(f.image, key, entry.Meta{}, block, true)
+		}
+		FinishDocument(f.image[off:], &testSecret, 1, off, entry.Seqno(i+1))
+		a := entry.Address{Segment: 1, Offset: off, Length: uint32(len(f.image)) - off}
+		reads = append(reads, DocRead{File: f, Address: a, Seqno: entry.Seqno(i + 1), Key: key})
+	}
+	for _, c := range []struct{ limit, want int }{
+		{-5, 1}, {0, 1}, {size - 1, 1}, {size, 1}, {2*size - 1, 1}, {2 * size, 2}, {3 * size, 3},
+		{4*size + 3, 4}, {4*size + 4, 5}, {5*size + 4, 6}, {math.MaxInt, 6},
+	} {
+		out := ReadDocuments(reads, &testSecret, false, nil, c.limit)
+		for i, r := range reads {
+			switch {
+			case i >= c.want:
+				if r.Err != ErrReadLimit || r.Value != nil {
+					t.Errorf("limit %d: document %d: %d bytes, %v", c.limit, i, len(r.Value), r.Err)
+				}
+			case r.Err != nil || r.Value[0] != byte('a'+i) && i != 4:
+				t.Errorf("limit %d: document %d: %v", c.limit, i, r.Err)
+			}
+		}
+		if c.want > 1 && len(out) > c.limit {
+			t.Errorf("limit %d: %d bytes", c.limit, len(out))
+		}
+	}
+	// One of the later rounds reaches it, too.
+	reads = reads[:2]
+	block, _ := AppendBlock(nil, make([]byte, 40<<20))
+	f.image, reads = f.image[:4096], reads[:0]
+	for i := range 12 {
+		off := uint32(len(f.image))
+		f.image = AppendCompressedSet(f.image, []byte("k"), entry.Meta{}, block, true)
+		FinishDocument(f.image[off:], &testSecret, 1, off, entry.Seqno(i+1))
+		a := entry.Address{Segment: 1, Offset: off, Length: uint32(len(f.image)) - off}
+		reads = append(reads, DocRead{File: f, Address: a, Seqno: entry.Seqno(i + 1), Key: []byte("k")})
+	}
+	if int(reads[0].Address.Length)*len(reads) <= docRoundBytesMax {
+		t.Fatal("one round reads all")
+	}
+	if out := ReadDocuments(reads, &testSecret, false, nil, 50<<20); len(out) != 40<<20 {
+		t.Errorf("%d bytes", len(out))
+	}
+	for i, r := range reads {
+		if (i == 0) != (r.Err == nil) || i > 0 && r.Err != ErrReadLimit {
+			t.Errorf("document %d: %v", i, r.Err)
+		}
+	}
+}
+
+// TestAppendBlock: what is worth it is kept, and comes back.
+func TestAppendBlock(t *testing.T) {
+	noise := make([]byte, 100<<10)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for i := range noise {
+		noise[i] = byte(rnd.Uint32())
+	}
+	half := func(n int) []byte {
+		return append(bytes.Repeat([]byte("0123456789abcdef"), n/32), noise[:n-n/32*16]...)
+	}
+	for _, c := range []struct {
+		name  string
+		value []byte
+		want  bool
+	}{
+		{"empty", nil, false},
+		{"too short", bytes.Repeat([]byte("x"), compressBytesMin-1), false},
+		{"just long enough", bytes.Repeat([]byte("x"), compressBytesMin), true},
+		{"noise", noise, false},
+		{"half noise", half(100 << 10), true},
+		{"saves 11 %", append(bytes.Repeat([]byte("x"), 1200), noise[:10000-1200]...), false},
+		{"saves 13 %", append(bytes.Repeat([]byte("x"), 1480), noise[:10000-1480]...), true},
+		{"long", bytes.Repeat([]byte("a document, "), 1<<18), true},
+		{"the longest", make([]byte, MaxInflatedBytes), true},
+		{"longer than that", make([]byte, MaxInflatedBytes+1), false},
+	} {
+		block, ok := AppendBlock([]byte("before"), c.value)
+		if ok != c.want || !bytes.HasPrefix(block, []byte("before")) || !ok && len(block) != len("before") {
+			t.Errorf("%s: kept %v, %d bytes of %d", c.name, ok, len(block), len(c.value))
+			continue
+		}
+		if !ok {
+			continue
+		}
+		block = block[len("before"):]
+		if 100*len(block) > 88*len(c.value) {
+			t.Errorf("%s: %d bytes of %d", c.name, len(block), len(c.value))
+		}
+		r := Record{Compressed: true, Value: block}
+		got, err := r.AppendValue(nil)
+		if n, _ := r.valueBytes(); err != nil || !bytes.Equal(got, c.value) || n != len(c.value) {
+			t.Errorf("%s: %d bytes, %v", c.name, len(got), err)
+		}
+	}
+}
+
+// FuzzCompressedDocument reads a document that is stored as an arbitrary block
+// under a right sum, and one whose value is compressed.
+func FuzzCompressedDocument(f *testing.F) {
+	block, _ := AppendBlock(nil, bytes.Repeat([]byte("0123456789"), 100))
+	f.Add(block)
+	f.Add([]byte{100, 0 << 2, 'x', 62<<2 | 2, 1, 0, 35<<2 | 2, 1, 0})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 3, 0, 'x'})
+	f.Add(bytes.Repeat([]byte("a document of no great length, "), 8))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 1<<20 {
+			return
+		}
+		_, r := compressedDocument(data)
+		value, _, err := ReadDocument(r.File, r.Address, r.Seqno, r.Key, &testSecret, true, nil)
+		var corrupt *CorruptError
+		if err != nil && (!errors.As(err, &corrupt) || corrupt.File != "image" || corrupt.Offset != 5000 || len(value) != 0) {
+			t.Fatalf("%d bytes, %v", len(value), err)
+		}
+		// Growing takes up to twice what is asked for.
+		if cap(value) > 2*snappyExpansionMax*len(data)+64 {
+			t.Fatalf("took %d bytes for a block of %d", cap(value), len(data))
+		}
+		block, ok := AppendBlock(nil, data)
+		if !ok {
+			return
+		}
+		_, r = compressedDocument(block)
+		if value, _, err = ReadDocument(r.File, r.Address, r.Seqno, r.Key, &testSecret, true, nil); err != nil || !bytes.Equal(value, data) {
+			t.Fatalf("%d bytes come back as %d, %v", len(data), len(value), err)
+		}
+	})
 }
 
 func TestReadDocumentAllocatesNothing(t *testing.T) {
@@ -188,6 +353,23 @@ func TestReadDocumentAllocatesNothing(t *testing.T) {
 		}
 	}); n != 0 && !invariants.Enabled { // race builds drop pooled things at random
 		t.Fatalf("%v allocations, want 0", n)
+	}
+	value := bytes.Repeat([]byte("0123456789"), 1000)
+	scratch := make([]byte, 0, 20<<10)
+	block, ok := AppendBlock(scratch, value)
+	if !ok || len(block) > 2000 {
+		t.Fatalf("%d bytes", len(block))
+	}
+	_, r = compressedDocument(block)
+	if n := testing.AllocsPerRun(100, func() {
+		if _, ok := AppendBlock(scratch, value); !ok {
+			t.Fatal("not compressed")
+		}
+		if got, _, err := ReadDocument(r.File, r.Address, r.Seqno, r.Key, &testSecret, true, dst); err != nil || len(got) != len(value) {
+			t.Fatal(len(got), err)
+		}
+	}); n != 0 && !invariants.Enabled {
+		t.Fatalf("compressed: %v allocations, want 0", n)
 	}
 }
 

@@ -115,6 +115,16 @@ func (r *Record) AppendValue(dst []byte) ([]byte, error) {
 	return appendInflated(dst, r.Value)
 }
 
+// valueBytes is how many bytes AppendValue appends, at most MaxValueBytes. It is
+// an error as of AppendValue when a compressed value cannot have as many as it
+// declares.
+func (r *Record) valueBytes() (int, error) {
+	if !r.Compressed {
+		return len(r.Value), nil
+	}
+	return inflatedBytes(r.Value)
+}
+
 func metaPresence(m *entry.Meta) byte {
 	var p byte
 	if m.Flags != 0 {
@@ -155,7 +165,8 @@ func appendKeyLength(dst []byte, n int) []byte {
 	return le.AppendUint16(append(dst, 0), uint16(n))
 }
 
-// RecordBytes returns the length of the record that AppendSet makes.
+// RecordBytes returns the length of the record that AppendSet makes of a value
+// of valueBytes, or AppendCompressedSet of such a block.
 func RecordBytes(keyBytes int, m entry.Meta, valueBytes int, separated bool) int {
 	n := 3 + keyBytes + valueBytes + int(metaBytes[metaPresence(&m)>>2&15])
 	if keyBytes >= 256 {
@@ -189,7 +200,7 @@ func AppendSet(dst []byte, key []byte, m entry.Meta, value []byte, separated boo
 }
 
 // AppendCompressedSet is AppendSet for a value that is stored compressed:
-// block is its snappy block and inflates to at most MaxValueBytes.
+// block is its snappy block, as AppendBlock makes it.
 func AppendCompressedSet(dst []byte, key []byte, m entry.Meta, block []byte, separated bool) []byte {
 	return appendSet(dst, key, &m, block, separated, presenceCompressed)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path"
 	"runtime"
 	"strings"
@@ -514,7 +515,7 @@ func TestScanRealFiles(t *testing.T) {
 					}
 				}
 			}
-			ReadDocuments(reads, &testSecret, direct, nil)
+			ReadDocuments(reads, &testSecret, direct, nil, math.MaxInt)
 			for _, r := range reads {
 				if r.Err != nil || len(r.Value) < 256 {
 					t.Fatalf("document %v: %d bytes, %v", r.Address, len(r.Value), r.Err)
