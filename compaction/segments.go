@@ -283,7 +283,8 @@ func LiveBytes(st *manifest.State, fresh float64) int64 {
 	return int64(sum)
 }
 
-// userBytes is about what key and value of the documents of t take.
+// userBytes is about what key and value of the documents of t take, compressed
+// ones as they are stored: a target of space is a multiple of that.
 func userBytes(t *manifest.Table) float64 {
 	if t.Entries == 0 {
 		return 0

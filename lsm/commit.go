@@ -23,6 +23,7 @@ import (
 // A batch goes through it like this:
 //
 //	size     (no lock)  hashes, kvstores, node and record sizes; admission by the quota
+//	compress (no lock)  values that are stored compressed, if asked for
 //	number   (mu)       seqnos, memtable places, log place, stripe words, ticket
 //	copy     (no lock)  records into the group, in parallel with other batches
 //	insert   (no lock)  nodes into the memtables, in parallel
@@ -62,7 +63,14 @@ type condition struct {
 
 var errStripeMoved = errors.New("stripe moved")
 
-// size fills the batch's scratch: everything that numbering needs to know.
+// separates reports whether the document of a set is kept in the log alone. Its
+// plain size decides: whether it compresses must not change where it lies, and
+// in a table it would lie as it is.
+func (db *DB) separates(o *operation) bool { return len(o.value) > db.o.InlineLimit }
+
+// size fills the batch's scratch: everything that numbering needs to know. Sizes
+// are those of plain values, so that what is refused does not depend on how well
+// it compresses.
 func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 	n := len(b.ops)
 	b.sorted = resize(b.sorted, n)
@@ -113,7 +121,7 @@ func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 			if len(o.key)+len(o.value) > db.o.MaxItemBytes {
 				return s, 0, fmt.Errorf("%w: %d bytes, at most %d", ErrValueSize, len(o.key)+len(o.value), db.o.MaxItemBytes)
 			}
-			separated = len(o.value) > db.o.InlineLimit
+			separated = db.separates(o)
 			rec = wal.RecordBytes(len(o.key), o.meta, len(o.value), separated)
 			if separated {
 				s.Docs++
@@ -156,19 +164,23 @@ func (db *DB) apply(b *Batch, cond *condition) (Seqno, error) {
 	if err := db.quota.admit(memory); err != nil {
 		return 0, err
 	}
+	packed := db.compress(b, &size)
 	place, ticket, err := db.number(b, size, cond)
 	if err != nil {
+		packed.release()
 		db.quota.release(memory)
 		return 0, err
 	}
 	last := b.first + Seqno(size.Count) - 1
-	db.encode(b, &place)
+	db.encode(b, &place, packed)
 	place.Done()
 	if mutant.FlushInFlight {
 		time.Sleep(time.Millisecond)
 	}
 	db.insert(b)
 	db.publish.finish(ticket)
+	db.counts.compression.add(packed)
+	packed.release()
 	b.valid = true
 	db.counts.writes.Add(int64(size.Count))
 	db.counts.userBytes.Add(int64(b.Bytes()))
@@ -274,7 +286,7 @@ func (db *DB) numberLocked(b *Batch, size wal.BatchSize, place *wal.Place) (tick
 }
 
 // encode writes the batch's records to its place in the group.
-func (db *DB) encode(b *Batch, place *wal.Place) {
+func (db *DB) encode(b *Batch, place *wal.Place, packed *packed) {
 	dst := place.Buf[:0]
 	doc := 0
 	for i := range b.ops {
@@ -286,8 +298,12 @@ func (db *DB) encode(b *Batch, place *wal.Place) {
 			dst = wal.AppendDelete(dst, o.key)
 			continue
 		}
-		separated := len(o.value) > db.o.InlineLimit
-		dst = wal.AppendSet(dst, o.key, o.meta, o.value, separated)
+		separated := db.separates(o)
+		if block := packed.block(i); block != nil {
+			dst = wal.AppendCompressedSet(dst, o.key, o.meta, block, separated)
+		} else {
+			dst = wal.AppendSet(dst, o.key, o.meta, o.value, separated)
+		}
 		if separated {
 			off := place.Offset + uint32(start)
 			wal.FinishDocument(dst[start:], &db.secret, place.Segment, off, m.Seqno)

@@ -14,6 +14,7 @@ type counters struct {
 	documentReads, corruptReads atomic.Int64
 	updateRetries, diskFull     atomic.Int64
 	clears                      atomic.Int64
+	compression                 compressionCounts
 
 	blockReads, indexReads               atomic.Int64
 	flushes, flushedTables, flushedBytes atomic.Int64
@@ -69,6 +70,8 @@ type Stats struct {
 	IndexReads    int64 `json:"index_reads"` // index and filter blocks of tables
 	UpdateRetries int64 `json:"update_retries"`
 	Clears        int64 `json:"clears"`
+	// Compression of documents, as Options.CompressDocuments asked for.
+	Compression Compression `json:"compression"`
 
 	WriteCacheUsed  int64 `json:"write_cache_used"`
 	WriteCacheLimit int64 `json:"write_cache_limit"`
@@ -125,7 +128,7 @@ type Stats struct {
 	ProbeMemory      int64  `json:"probe_memory"`
 	IndexMemory      int64  `json:"index_memory"` // of segments, to find what was moved
 	// Allocated is what the files take, Live an estimate of what the newest
-	// versions take by key and value.
+	// versions take by key and value, compressed documents as they are stored.
 	Allocated int64 `json:"allocated_bytes"`
 	Live      int64 `json:"live_bytes"`
 	Forwards  int   `json:"forwards"`
@@ -176,7 +179,7 @@ func (db *DB) Stats() Stats {
 		VisibleSeqno: Seqno(db.publish.visible.Load()), DurableSeqno: db.log.DurableSeqno(),
 		Gets: db.counts.gets.Load(), Writes: db.counts.writes.Load(), UserBytes: db.counts.userBytes.Load(),
 		DocumentReads: db.counts.documentReads.Load(), CorruptReads: db.counts.corruptReads.Load(),
-		UpdateRetries: db.counts.updateRetries.Load(), Clears: db.counts.clears.Load(),
+		UpdateRetries: db.counts.updateRetries.Load(), Clears: db.counts.clears.Load(), Compression: db.counts.compression.load(),
 		WriteCacheUsed: db.quota.used.Load(), WriteCacheLimit: db.quota.limit,
 		Slowed: db.quota.slowed.Load(), SlowedTime: time.Duration(db.quota.slowedNanos.Load()),
 		Stalled: db.quota.stalled.Load(), StalledTime: time.Duration(db.quota.stalledNanos.Load()),

@@ -93,6 +93,12 @@ type Options struct {
 	// BloomBits sizes the filters of tables, in bits a key in the last level
 	// and 6 more above it. Default 10, at most 58; -1 makes no filters.
 	BloomBits int
+	// CompressDocuments compresses the values of separated documents by snappy,
+	// each alone, as they are written: those of 128 bytes or more, where it saves
+	// 12 %. It saves space and writing, and costs CPU for each write, and for each
+	// read that memory does not answer. What is stored is read either way, and
+	// stays as it is until it is written again. Default false.
+	CompressDocuments bool
 	// CompressIndex compresses the data blocks of tables by snappy. It saves
 	// space where keys or inline values compress, and costs CPU.
 	CompressIndex bool

@@ -70,7 +70,7 @@ func TestR17_UpdateWhoseVersionWasFlushedAway(t *testing.T) {
 		runtime.Gosched()
 	}
 	last := send("k", "newer")
-	db.encode(&slow, &place)
+	db.encode(&slow, &place, nil)
 	place.Done()
 	db.insert(&slow)
 	// V moves, but who waits for it does not get on before mu is free.

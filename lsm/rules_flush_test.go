@@ -153,7 +153,7 @@ func TestR02_AFlushWaitsForWritersOfItsMemtable(t *testing.T) {
 	if n := tablesOnDisk(t, fs); len(n) > 0 {
 		t.Errorf("flushed while a batch was being inserted: %v", n)
 	}
-	db.encode(&b, &place)
+	db.encode(&b, &place, nil)
 	place.Done()
 	db.insert(&b)
 	db.publish.finish(ticket)

@@ -61,7 +61,7 @@ func TestR17_UpdateSeesNothingNewerThanItSays(t *testing.T) {
 		runtime.Gosched()
 	}
 	send("k", "newer")
-	db.encode(&slow, &place)
+	db.encode(&slow, &place, nil)
 	place.Done()
 	db.insert(&slow)
 	db.publish.finish(ticket)

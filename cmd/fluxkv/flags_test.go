@@ -104,6 +104,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--key-block-size", "2MiB"}, []string{"--key-block-size"}},
 		{[]string{"--bloom-bits", "-1"}, []string{"--bloom-bits", "no filters"}},
 		{[]string{"--bloom-bits", "59"}, []string{"--bloom-bits", "want 0 to 58"}},
+		{[]string{"--compression", "lz4"}, []string{"--compression", `"lz4"`, "none or snappy"}},
 		{[]string{"--index-compression", "zstd"}, []string{"--index-compression", `"zstd"`, "none or snappy"}},
 		{[]string{"--compactors", "0"}, []string{"--compactors", "at least 1"}},
 		{[]string{"--compactors", "17"}, []string{"--compactors", "1 to 16"}},
@@ -150,17 +151,17 @@ func TestFlagsReachOptions(t *testing.T) {
 	lo, po, _, ok := parse(&c, strings.Fields(`--vbuckets 64 --kvstores 4 --mem-quota 2GiB --write-cache 1GB --durable=false
 		--async-window 5ms --overload reject --inline-limit 0 --segment-size 8MiB --log-align 512 --log-inflight 2
 		--direct-io=false --max-item-size 1MiB --max-conns 10 --flushers 2 --sstable-size 16MiB --sstable-write-buffer 2MiB
-		--key-block-size 8KiB --bloom-bits 0 --index-compression snappy --compactors 3 --space-amp 1.3 --key-shape leveled
+		--key-block-size 8KiB --bloom-bits 0 --index-compression snappy --compression snappy --compactors 3 --space-amp 1.3 --key-shape leveled
 		--key-merge-share 0.2 --key-level-multiplier 8 --l0-tables 6 --base-level-size 32MiB`), os.Stdout, os.Stderr)
 	if !ok {
 		t.Fatal("refused")
 	}
 	got := fmt.Sprintln(lo.VBuckets, lo.KVStores, lo.MemQuota, lo.WriteCache, lo.NonDurable, lo.AsyncWindow, lo.Reject, lo.InlineLimit,
 		lo.SegmentBytes, lo.LogAlign, lo.LogInflight, lo.BufferedIO, lo.MaxItemBytes, po.MaxItemBytes, po.MaxConns,
-		lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex,
+		lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex, lo.CompressDocuments,
 		lo.Compactors, lo.SpaceAmp, lo.Leveled, lo.MergeShare, lo.LevelMultiplier, lo.L0Tables, lo.BaseLevelBytes)
 	want := fmt.Sprintln(64, 4, 2<<30, 1000000000, true, "5ms", true, -1, 8<<20, 512, 2, true, 1<<20, 1<<20, 10,
-		2, 16<<20, 2<<20, 8<<10, -1, true,
+		2, 16<<20, 2<<20, 8<<10, -1, true, true,
 		3, 1.3, true, 0.2, 8, 6, 32<<20)
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -169,8 +170,8 @@ func TestFlagsReachOptions(t *testing.T) {
 	if !ok || lo.VBuckets != 0 || lo.KVStores != 0 {
 		t.Errorf("without flags a store does not keep its own partitions: %+v", lo)
 	}
-	got = fmt.Sprintln(lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex)
-	if want := fmt.Sprintln(1, 32<<20, 1<<20, 4<<10, 10, false); got != want {
+	got = fmt.Sprintln(lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex, lo.CompressDocuments)
+	if want := fmt.Sprintln(1, 32<<20, 1<<20, 4<<10, 10, false, false); got != want {
 		t.Errorf("defaults of tables: got %s, want %s", got, want)
 	}
 	got = fmt.Sprintln(lo.Compactors, lo.SpaceAmp, lo.Leveled, lo.MergeShare, lo.LevelMultiplier, lo.L0Tables, lo.BaseLevelBytes)
