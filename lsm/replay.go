@@ -211,6 +211,7 @@ func (r *recoverer) loadChunk(c *wal.Chunk, to *[kvstoresMax]*memtable.LoadWorke
 	var rr wal.RecordReader
 	var rec wal.Record
 	var op memtable.Op
+	var inflated []byte
 	for g, payload := range c.Groups() {
 		rr.Reset(payload, g)
 		for rr.Next(&rec) {
@@ -237,11 +238,11 @@ func (r *recoverer) loadChunk(c *wal.Chunk, to *[kvstoresMax]*memtable.LoadWorke
 			case rec.Separated:
 				op.Address = rec.Address
 			case rec.Compressed:
-				v, err := rec.AppendValue(nil)
-				if err != nil {
-					return err
+				var err error
+				if inflated, err = rec.AppendValue(inflated[:0]); err != nil {
+					return fmt.Errorf("segment %06d, group at %d, seqno %d: %w", g.Segment, g.Offset, rec.Seqno, err)
 				}
-				op.Value, op.HasValue = v, true
+				op.Value, op.HasValue = inflated, true // Add copies it
 			default:
 				op.Value, op.HasValue = rec.Value, true
 			}
