@@ -19,6 +19,7 @@ type modelShape struct {
 
 	// What was met, over all runs.
 	actions, spills, flushes, runs, crashedFlushes, crashedOpens, dead, gone atomic.Int64
+	compressed, uncompressed                                                 atomic.Int64 // writes to a store that had met such documents
 }
 
 // modelShapes are tiny everywhere, so that a few writes roll the log and a few
@@ -27,14 +28,14 @@ var modelShapes = []*modelShape{
 	{name: "one of each", o: Options{VBuckets: 1, KVStores: 1}},
 	{name: "async, flushed when idle", o: Options{VBuckets: 16, KVStores: 16, NonDurable: true, AsyncWindow: time.Minute, IdleFlush: 2 * time.Millisecond}},
 	{name: "several vbuckets a kvstore, nothing inline, a tiny cache", o: Options{
-		VBuckets: 64, KVStores: 4, InlineLimit: -1, WriteCache: 384 * kib, BlockBytes: 512,
+		VBuckets: 64, KVStores: 4, InlineLimit: -1, WriteCache: 384 * kib, BlockBytes: 512, CompressDocuments: true,
 	}},
 	{name: "a thousand vbuckets, small compressed tables", o: Options{
 		VBuckets: 1024, KVStores: 16, InlineLimit: 16, TableBytes: 4 * kib, CompressIndex: true,
 	}},
 	{name: "writes and flushes in flight", o: Options{VBuckets: 16, KVStores: 4, LogInflight: 3, InlineLimit: 16, Flushers: 4, WriteCache: 384 * kib}},
 	{name: "async writes in flight", memtableBytes: 128 * kib, o: Options{
-		VBuckets: 16, KVStores: 1, NonDurable: true, AsyncWindow: time.Millisecond, LogInflight: 3, InlineLimit: -1, BloomBits: -1,
+		VBuckets: 16, KVStores: 1, NonDurable: true, AsyncWindow: time.Millisecond, LogInflight: 3, InlineLimit: -1, BloomBits: -1, CompressDocuments: true,
 	}},
 	{name: "small blocks", o: Options{VBuckets: 64, KVStores: 16, LogAlign: 512, LogInflight: 2, BufferedIO: true, BlockBytes: 1024, InlineLimit: 4096}},
 	{name: "memtables rotate", memtableBytes: 128 * kib, o: Options{
@@ -103,6 +104,8 @@ func modelMetEverything(t *testing.T) {
 		"power cut within a start":        func(s *modelShape) *atomic.Int64 { return &s.crashedOpens },
 		"dead document":                   func(s *modelShape) *atomic.Int64 { return &s.dead },
 		"document given up as expired":    func(s *modelShape) *atomic.Int64 { return &s.gone },
+		"compressed document":             func(s *modelShape) *atomic.Int64 { return &s.compressed },
+		"document that does not compress": func(s *modelShape) *atomic.Int64 { return &s.uncompressed },
 		"third run of tables a read asks": func(s *modelShape) *atomic.Int64 { return &s.runs },
 	} {
 		n := int64(0)
@@ -146,6 +149,7 @@ func (m *machine) drawOptions(t *rapid.T) {
 	o.BlockBytes = rapid.SampledFrom([]int{512, 1000, 4 * kib, 16 * kib}).Draw(t, "block bytes")
 	o.BloomBits = rapid.SampledFrom([]int{-1, 1, 10}).Draw(t, "bloom bits")
 	o.CompressIndex = rapid.Bool().Draw(t, "compress")
+	o.CompressDocuments = rapid.Bool().Draw(t, "compress documents")
 	o.Flushers = rapid.IntRange(1, 3).Draw(t, "flushers")
 	o.LogInflight = rapid.IntRange(1, 2).Draw(t, "log writes in flight")
 	if o.LogAlign == 0 { // smaller than a block needs the page cache

@@ -2,8 +2,10 @@ package lsm
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -114,11 +116,17 @@ func (m *machine) drawValue(t *rapid.T, few bool) []byte {
 	return m.value(n)
 }
 
-// value returns n bytes that no other value has, if there is room.
+// value returns n bytes that no other value has, if there is room. Every third
+// does not compress.
 func (m *machine) value(n int) []byte {
 	m.values++
 	v := fmt.Appendf(make([]byte, 0, n+8), "%d.", m.values)
+	noise := rand.New(rand.NewPCG(uint64(m.values), 0))
 	for len(v) < n {
+		if m.values%3 == 0 {
+			v = binary.LittleEndian.AppendUint64(v, noise.Uint64())
+			continue
+		}
 		v = append(v, byte('a'+len(v)%26))
 	}
 	return v[:n]
@@ -176,6 +184,10 @@ func (m *machine) wrote(t *rapid.T, first Seqno, changes ...change) {
 	}
 	m.next = first + Seqno(len(changes))
 	m.truth.End(m.next - 1)
+	if c := m.db.counts.compression.load(); c.Tried > 0 {
+		m.shape.compressed.Add(min(c.Kept, 1))
+		m.shape.uncompressed.Add(min(c.Tried-c.Kept, 1))
+	}
 }
 
 // acknowledged: in a durable store nobody is told of what may vanish.

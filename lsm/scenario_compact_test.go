@@ -103,4 +103,35 @@ var compactScenarios = []*scenario{
 		crossed: []crossing{{vfs.OpRemove, "*.sst", 2, 0}},
 		sparse:  true,
 	},
+	{
+		// What was compressed stays so when it is moved and when the option is
+		// gone, and plain documents come beside it.
+		name:    "collection of compressed documents",
+		options: func(o *Options) { o.CompressDocuments = true },
+		base:    closed(func(p *player) { hot(p, 0, 3); hot(p, 1, 3) }, "a"),
+		stride:  9,
+		play: func(p *player) {
+			p.open()
+			hot(p, 2, 6)
+			p.write(0, "h0:300", "c00:900", "-c10", "k1:70")
+			p.sees("compressed document", func(s Stats) bool {
+				c := s.Compression
+				return c.Kept > 0 && c.Kept == c.Tried && c.Stored < c.Raw/2
+			})
+			p.collect()
+			p.sees("collection", func(s Stats) bool { return s.Collections > 0 && s.GCKept > 0 })
+			p.verify()
+			p.o.CompressDocuments = !p.o.CompressDocuments
+			p.reopen()
+			p.verify()
+			p.write(0, "h1:3000", "c11:900", "-c01", "c20:5000")
+			p.sees("plain document", func(s Stats) bool { return s.Compression.Tried == 0 })
+			p.update(0, "c21", 9000)
+			p.flush(0)
+			p.reopen()
+			p.verify()
+			p.store()
+		},
+		crossed: []crossing{{vfs.OpCreate, "*.gc.seg", 1, 0}, {vfs.OpRemove, "*.sst", 1, 0}},
+	},
 }
