@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
+	"path/filepath"
 	"time"
 )
 
@@ -20,6 +22,11 @@ type engineStats struct {
 	SlowedTime  time.Duration `json:"slowed_nanoseconds"`
 	Stalled     int64         `json:"stalled_writes"`
 	StalledTime time.Duration `json:"stalled_nanoseconds"`
+	PacedTime   time.Duration `json:"paced_nanoseconds"`
+
+	Flushes     int64 `json:"flushes"`
+	Compactions int64 `json:"compactions"`
+	Collections int64 `json:"collections"`
 
 	FlushesNow        int    `json:"flushes_now"`
 	FlushesFailed     int64  `json:"flushes_failed"`
@@ -33,10 +40,48 @@ type engineStats struct {
 
 	MemtableEntries int64 `json:"memtable_entries"`
 	Log             struct {
-		Groups      int64 `json:"groups"`
-		PooledBytes int64 `json:"pooled_bytes"`
+		Groups          int64         `json:"groups"`
+		ActiveBytes     int64         `json:"active_bytes"`
+		PreparedBytes   int64         `json:"prepared_bytes"`
+		PooledBytes     int64         `json:"pooled_bytes"`
+		WaitTime        time.Duration `json:"wait_nanoseconds"`
+		SegmentWaitTime time.Duration `json:"segment_wait_nanoseconds"`
 	} `json:"log"`
 }
+
+// heldUp is the time of all writers that were held up, by cause.
+type heldUp struct {
+	Slowed  time.Duration `json:"slowed_nanoseconds"`  // by a write cache that fills, or by merges that lag
+	Stalled time.Duration `json:"stalled_nanoseconds"` // by a write cache that is full
+	Paced   time.Duration `json:"paced_nanoseconds"`   // by space that collection has not freed yet
+	Log     time.Duration `json:"log_nanoseconds"`     // by writes to the log, which they may have done
+	Segment time.Duration `json:"segment_nanoseconds"` // by a segment that was not ready
+}
+
+func (s *engineStats) heldUp() heldUp {
+	return heldUp{
+		Slowed: s.SlowedTime, Stalled: s.StalledTime, Paced: s.PacedTime,
+		Log: s.Log.WaitTime - s.Log.SegmentWaitTime, Segment: s.Log.SegmentWaitTime,
+	}
+}
+
+// add returns h with times the durations of o.
+func (h heldUp) add(o heldUp, times time.Duration) heldUp {
+	return heldUp{
+		Slowed: h.Slowed + times*o.Slowed, Stalled: h.Stalled + times*o.Stalled, Paced: h.Paced + times*o.Paced,
+		Log: h.Log + times*o.Log, Segment: h.Segment + times*o.Segment,
+	}
+}
+
+// fixedBytes is what files take whatever is live, by kind.
+type fixedBytes struct {
+	Active   int64 `json:"active"`   // the segment that is written to
+	Prepared int64 `json:"prepared"` // the next one
+	Pooled   int64 `json:"pooled"`   // freed ones that are used again
+	Manifest int64 `json:"manifest"`
+}
+
+func (f *fixedBytes) total() int64 { return f.Active + f.Prepared + f.Pooled + f.Manifest }
 
 // engineWritten is what the engine wrote to the device, by cause, in bytes.
 type engineWritten struct {
@@ -98,6 +143,13 @@ type counters struct {
 	device  int64 // written to the device of the directory, by anyone
 	process int64 // charged to the server by the kernel
 	disk    int64 // that the directory takes
+	// manifest is what the manifests of it take.
+	manifest int64
+}
+
+func (c *counters) fixed() fixedBytes {
+	l := &c.engine.Log
+	return fixedBytes{Active: l.ActiveBytes, Prepared: l.PreparedBytes, Pooled: l.PooledBytes, Manifest: c.manifest}
 }
 
 // source is a server on this machine.
@@ -111,12 +163,27 @@ func (s source) look(ctx context.Context) (c counters, err error) {
 	// What the file system still holds in memory belongs to what was done until
 	// now.
 	err = SyncDirectory(s.dir)
-	var errs [4]error
+	var errs [5]error
 	c.engine, errs[0] = s.engine(ctx)
 	c.device, errs[1] = DeviceBytes(s.dir)
 	c.process, errs[2] = ProcessBytes(s.pid)
-	c.disk, errs[3] = DirectoryBytes(s.dir)
+	c.disk, errs[3] = s.disk()
+	c.manifest, errs[4] = manifestBytes(s.dir)
 	return c, errors.Join(err, errors.Join(errs[:]...))
+}
+
+func (s source) disk() (int64, error) { return DirectoryBytes(s.dir) }
+
+// manifestBytes returns what the manifests in a store's directory take.
+func manifestBytes(dir string) (n int64, err error) {
+	names, err := filepath.Glob(filepath.Join(dir, "MANIFEST-*"))
+	for _, name := range names {
+		one, e := DirectoryBytes(name)
+		if !errors.Is(e, fs.ErrNotExist) { // the next one has taken over
+			n, err = n+one, errors.Join(err, e)
+		}
+	}
+	return n, err
 }
 
 func (s source) engine(ctx context.Context) (e engineStats, err error) {
