@@ -13,6 +13,7 @@ OVERWRITE_SIZES ?= 1024 512 256 64 8
 OVERWRITES  ?= 3
 WRITERS     ?= 8
 BATCH       ?= 128
+LATENCY_T   ?= 3m
 VALUE_SIZE  ?= 1024
 ENGINES     ?= fluxkv,pebble,rocksdb
 TESTFLAGS   ?= -timeout 18m
@@ -32,7 +33,7 @@ STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite bench-overwrite-peers kill test-large test-space fuzz mutants soak clean
+.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite bench-overwrite-peers bench-overwrite-latency kill test-large test-space fuzz mutants soak clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -73,6 +74,10 @@ bench-load:
 # bench-overwrite: write and space amplification of overwrites, values of OVERWRITE_SIZES bytes, SCALE times the data
 bench-overwrite:
 	@SCALE=$(SCALE) scripts/bench-overwrite.sh $(OVERWRITE_SIZES)
+
+# bench-overwrite-latency: how long durable SETs take while data is overwritten at half of the highest rate, measured for LATENCY_T
+bench-overwrite-latency:
+	@SCALE=$(SCALE) T=$(LATENCY_T) scripts/bench-overwrite-latency.sh
 
 # bench-overwrite-peers: overwrites of the embedded engine beside Pebble and RocksDB: SIZE of documents, overwritten OVERWRITES
 # times by WRITERS in batches of BATCH, ROUNDS runs of each of ENGINES

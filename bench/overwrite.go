@@ -366,7 +366,7 @@ func (w *overwriting) add(ctx context.Context, r OverwriteRow, disk diskLooks, e
 	e, before := &now.engine, &w.last.engine
 	user := e.UserBytes - before.UserBytes
 	if engineKnows {
-		r.UserBytes = user
+		r.UserBytes, r.Operations = user, user/w.size
 	}
 	r.Device, r.Process, r.Written = now.device-w.last.device, now.process-w.last.process, e.Written.add(before.Written, -1)
 	r.Engine = r.Written.total()

@@ -14,6 +14,7 @@ import (
 // engineStats is the part of /stats that Overwrite needs. Counters count from
 // the start of the server.
 type engineStats struct {
+	Durable     bool          `json:"durable"`
 	ReadOnly    string        `json:"read_only"`
 	UserBytes   int64         `json:"user_bytes"`
 	Writes      int64         `json:"writes"`

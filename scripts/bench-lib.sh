@@ -92,3 +92,6 @@ median() { # FILE COLUMN: the median of a column of tab-separated lines
     cut -f "$2" "$1" | sort -g | awk '{ v[NR] = $1 } END {
         if (NR == 0) print 0; else if (NR % 2) print v[(NR + 1) / 2]; else print (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
 }
+
+# between MIN MAX FORMULA: the formula as a whole number, kept between the two
+between() { awk "BEGIN { x = $3; printf \"%.0f\", (x < $1 ? $1 : (x > $2 ? $2 : x)) }"; }

@@ -32,8 +32,6 @@ runs=("$@")
 [ ${#runs[@]} -gt 0 ] || runs=(1024 512 256 64 8)
 key_bytes=12
 
-# between MIN MAX FORMULA: the formula as a whole number, kept between the two
-between() { awk "BEGIN { x = $3; printf \"%.0f\", (x < $1 ? $1 : (x > $2 ? $2 : x)) }"; }
 idle=()
 [ "${IDLE:-1}" != 0 ] || idle=(--skip-idle)
 

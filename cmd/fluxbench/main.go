@@ -3,6 +3,7 @@
 //
 //	fluxbench run --addr 127.0.0.1:11210 --workload get --load --conns 112 --pipeline 128
 //	fluxbench overwrite --addr 127.0.0.1:11210 --stats http://127.0.0.1:8080/stats --server-pid 4711 --dir data
+//	fluxbench latency --addr 127.0.0.1:11210 --stats http://127.0.0.1:8080/stats --server-pid 4711 --dir data
 //	fluxbench device --dir /var/tmp --runtime 5s
 //
 // Exit status: 0 the figures are clean, 1 there is no report or it has
@@ -26,6 +27,7 @@ import (
 
 const usage = `usage: fluxbench run [flags]        drive a server and report rate, errors and percentiles
        fluxbench overwrite [flags]  overwrite all data of a local server and report what it writes for that
+       fluxbench latency [flags]    overwrite at half of the highest rate and report how long SETs take
        fluxbench device [flags]     time synced 4 KiB writes: the limit of durable writes
        fluxbench COMMAND --help     flags of a command
 `
@@ -53,6 +55,8 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return run(ctx, args[1:], stdout, stderr)
 	case "overwrite":
 		return overwrite(ctx, args[1:], stdout, stderr)
+	case "latency":
+		return latency(ctx, args[1:], stdout, stderr)
 	case "device":
 		return device(ctx, args[1:], stdout, stderr)
 	case "help", "--help", "-h":
