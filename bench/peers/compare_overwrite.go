@@ -81,7 +81,7 @@ func compareOverwrite(args []string) error {
 				"--key-size", fmt.Sprint(compareKeyBytes), "--value-size", fmt.Sprint(valueSize), "--writers", fmt.Sprint(writers),
 				"--batch", fmt.Sprint(batch), "--times", fmt.Sprint(times), "--memory", fmt.Sprint(memory),
 				"--db-bench", program, "--db-bench-flags", extra)
-			if err := os.RemoveAll(store); err != nil {
+			if err := removeStore(store); err != nil {
 				return err
 			}
 			if err != nil {
@@ -100,6 +100,18 @@ func compareOverwrite(args []string) error {
 		return fmt.Errorf("runs failed: %s", strings.Join(failed, ", "))
 	}
 	return nil
+}
+
+// removeStore removes a store. The db_bench of a run that was ended may take a
+// moment to end, and make files until then.
+func removeStore(dir string) (err error) {
+	for range 50 {
+		if err = os.RemoveAll(dir); err == nil {
+			return nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return err
 }
 
 // overwriteChild runs this program again and reads the figures that it prints.
