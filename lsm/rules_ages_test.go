@@ -1,7 +1,6 @@
 package lsm
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -10,36 +9,6 @@ import (
 
 	"pgregory.net/rapid"
 )
-
-// handPicker merges one job at a time, when a test says so.
-type handPicker struct {
-	db     *DB
-	picker compaction.Lazy
-}
-
-// merge runs the job that is picked next; false when there is none.
-func (h *handPicker) merge(idle bool) (compaction.Job, bool, error) {
-	db := h.db
-	v := db.pin()
-	defer v.release()
-	job, ok := h.picker.Pick(compaction.Picture{
-		State: v.version.state, KVStores: db.kvstores, Idle: idle, Horizon: db.horizon(),
-		Expired: func(n uint64) uint64 { return v.version.expiredIn(n, db.expiryNow(), true) },
-	})
-	if !ok {
-		return job, false, nil
-	}
-	c := &compactJob{db: db, from: v.version, job: job}
-	return job, true, c.run(context.Background())
-}
-
-// byHand lets nobody but the test merge and collect. Merges make slices of
-// three flushes; a table takes 12 KiB at least.
-func byHand(db *DB, rangeBytes int64) *handPicker {
-	l := compaction.Lazy{MergeShare: 2, Slices: 3, RunsMax: 2, FloorBytes: -1, TableBytes: 8 * kib, RangeBytesMin: rangeBytes}
-	db.picker = l
-	return &handPicker{db: db, picker: l}
-}
 
 // TestR14_ASliceMayBeOlderThanTheLastLevelBelowIt: ranges grow together when a
 // table lies over both. What is merged above the last level then may have older
