@@ -26,6 +26,8 @@ import (
 //	          tier that are the cheapest to make one of
 //	share     while there is more than F above: the range with the largest share
 //	          goes to the last level, with all that is above it
+//	hidden    the same from F/2 on, while garbage in segments is too little known
+//	          (Picture.Hidden)
 //	slices    Slices neighbours of one tier: one of the next tier
 //	garbage   where a quarter is tombstones and expired versions
 //	idle      while nobody writes: where a twentieth is garbage
@@ -92,6 +94,10 @@ const (
 	// separatedF costs nothing in space but pinned memory; from 0.1 to 0.3 write
 	// amplification is flat.
 	separatedF = 0.15
+	// hiddenDen parts F while garbage is hidden. What is above the last levels bounds
+	// how much can be found, so less than that is not worth its writing: a store whose
+	// target is below the floor of its values would merge for ever for nothing.
+	hiddenDen = 2
 	// staticSpaceAmp is that of a last level with nothing above it.
 	staticSpaceAmp = 1.15
 )
@@ -322,7 +328,11 @@ func (s *lazyStore) byShare() (Job, bool) {
 			})
 		}
 	}
-	f, weigh := s.share(values)
+	f, weigh, logged := s.share(values)
+	why := ReasonShare
+	if s.in.Hidden && logged && weigh(&upper) <= f*weigh(&lower) {
+		f, why = f/hiddenDen, ReasonHidden
+	}
 	if upper.fileBytes <= s.FloorBytes || weigh(&upper) <= f*weigh(&lower) {
 		return Job{}, false
 	}
@@ -348,12 +358,12 @@ func (s *lazyStore) byShare() (Job, bool) {
 	if j, ok := s.cut(of, most); ok {
 		return j, true
 	}
-	return s.down(of, most, ReasonShare), true
+	return s.down(of, most, why), true
 }
 
 // share returns F and the measure it is counted in: entries, or their bytes
-// where values are inline.
-func (s *lazyStore) share(values uint64) (float64, func(*sums) float64) {
+// where values are inline. logged says that most bytes of values are in the log.
+func (s *lazyStore) share(values uint64) (f float64, weigh func(*sums) float64, logged bool) {
 	entries := func(t *sums) float64 { return float64(t.entries) }
 	bytes := func(t *sums) float64 { return float64(t.userBytes) }
 	separated := uint64(0)
@@ -362,14 +372,14 @@ func (s *lazyStore) share(values uint64) (float64, func(*sums) float64) {
 			separated += use.Bytes
 		}
 	}
-	f, weigh := separatedF, entries
+	f, weigh = separatedF, entries
 	if float64(values) > inlineShare*float64(values+separated) {
 		f, weigh = min(max(s.SpaceAmp/staticSpaceAmp-1, 0.1), 0.5), bytes
 	}
 	if s.MergeShare > 0 {
 		f = s.MergeShare
 	}
-	return f, weigh
+	return f, weigh, separated > values
 }
 
 // cut parts a range that has become too large for one merge: what is above it

@@ -32,6 +32,9 @@ type Picture struct {
 	Fenced func(table uint64) bool
 	// Idle says that nobody writes: the time to merge for space alone.
 	Idle bool
+	// Hidden says that files take more than they should, but no segment has garbage
+	// enough that is known of (GCHidden): merges find more.
+	Hidden bool
 	// Horizon is H. Garbage above it would be kept, so it is not looked for.
 	Horizon entry.Seqno
 	// Expired, if set, returns how many versions of a table have expired; the
@@ -93,6 +96,7 @@ type Reason string
 const (
 	ReasonRuns    Reason = "runs"    // more runs than a read should look at
 	ReasonShare   Reason = "share"   // too much above the last levels
+	ReasonHidden  Reason = "hidden"  // the same, because segments have garbage that nobody knows of
 	ReasonCut     Reason = "cut"     // a range has become too large for one merge
 	ReasonSlices  Reason = "slices"  // a tier is full
 	ReasonGarbage Reason = "garbage" // known to be worth it

@@ -16,10 +16,10 @@ import (
 
 // picture is a Picture in words, one table a line:
 //
-//	12 L0.1/11 a..m 10-20 n=100 del=5 kB=64 inline=1000 expired=3
+//	12 L0.1/11 a..m 10-20 n=100 del=5 kB=64 inline=1000 log=9000 expired=3
 //
 // is table 12 in level 0, tier 1, run 11, with the keys a to m and the seqnos
-// 10 to 20; "job=x" says that job x has it, "fenced" that it cannot be read.
+// 10 to 20, which addresses 9000 bytes of the log; "job=x" says that job x has it, "fenced" that it cannot be read.
 // "kvstore 1" makes the following ones those of kvstore 1.
 type picture struct {
 	st      manifest.State
@@ -38,7 +38,7 @@ func parsePicture(t *testing.T, text string) *picture {
 		}
 		return n
 	}
-	var e manifest.Edit
+	e := manifest.Edit{AddSegments: []manifest.AddSegment{{ID: 1, Kind: manifest.SegmentLog, Size: 1 << 30}}}
 	kvstore := uint16(0)
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
@@ -76,6 +76,8 @@ func parsePicture(t *testing.T, text string) *picture {
 				x.FileBytes = int64(number(value)) * 1000
 			case "inline":
 				x.ValueBytes = number(value)
+			case "log":
+				x.Segments = []manifest.SegmentUse{{Segment: 1, Documents: 1, Bytes: number(value)}}
 			case "expired":
 				p.expired[x.Number] = number(value)
 			case "fenced":
@@ -151,7 +153,7 @@ func (j *Job) describe() string {
 
 // TestPick runs testdata/pick. Commands, each on a picture:
 //
-//	lazy|leveled [idle] [all] [horizon=n] [option=n...]   the next job; all: every job that may run beside it
+//	lazy|leveled [idle] [hidden] [all] [horizon=n] [option=n...]   the next job; all: every job that may run beside it
 //	ranges bytes=n                                        borders of kvstore 0
 func TestPick(t *testing.T) {
 	datadriven.Walk(t, "testdata/pick", func(t *testing.T, path string) {
@@ -164,6 +166,8 @@ func TestPick(t *testing.T) {
 				switch {
 				case a.Key == "idle":
 					in.Idle = true
+				case a.Key == "hidden":
+					in.Hidden = true
 				case a.Key == "all":
 					all = true
 				default:

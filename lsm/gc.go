@@ -50,11 +50,15 @@ func (db *DB) startGC() (started, none bool) {
 		return false, false
 	}
 	job, ok := compaction.PickSegments(db.gcPicture(v))
+	known := !db.hidden()
 	db.gcReason.Store(&job.Reason)
 	db.paceWriters(&job, ok)
+	if known && db.hidden() {
+		s.wake() // merges find what is hidden
+	}
 	if !ok {
 		v.release()
-		return false, true
+		return false, !known || !db.hidden()
 	}
 	s.mu.Lock()
 	if s.ended {
@@ -76,6 +80,13 @@ func (db *DB) startGC() (started, none bool) {
 		db.gcEnded(c, err)
 	}()
 	return true, false
+}
+
+// hidden reports whether the last look for segments found too little garbage that
+// is known of.
+func (db *DB) hidden() bool {
+	r := db.gcReason.Load()
+	return r != nil && *r == compaction.GCHidden
 }
 
 // gcPicture is what the choice of victims looks at.

@@ -126,6 +126,8 @@ type Options struct {
 	noGC bool
 	// rangeBytesMin is lowered by tests so that a kvstore has several ranges.
 	rangeBytesMin int64
+	// mergeFloor is lowered by tests so that a few documents are worth a merge.
+	mergeFloor int64
 	// replayBufferBytes is lowered by tests; 0 is the scanner's default.
 	replayBufferBytes int
 	// writeCacheMin is lowered by tests so that a few writes fill the cache;
@@ -315,7 +317,7 @@ func (o Options) picker() compaction.Picker {
 	}
 	return compaction.Lazy{
 		MergeShare: o.MergeShare, SpaceAmp: o.SpaceAmp, TableBytes: o.TableBytes,
-		RangeBytesMin: o.rangeBytesMin,
+		RangeBytesMin: o.rangeBytesMin, FloorBytes: o.mergeFloor,
 	}
 }
 

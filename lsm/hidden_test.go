@@ -1,0 +1,57 @@
+package lsm
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"fluxkv/internal/vfs/memfs"
+)
+
+// TestG9_HiddenGarbageIsLookedFor: documents are replaced, but what replaces them
+// is less than a merge is worth by itself, so nobody knows that they are dead. The
+// store is over its target: it merges, finds them, and collects. And it ends:
+// where nothing is to be found, nothing is merged, although the target is missed.
+func TestG9_HiddenGarbageIsLookedFor(t *testing.T) {
+	o := testOptions(memfs.New())
+	o.VBuckets, o.KVStores = 1, 1
+	o.SpaceAmp, o.MergeShare, o.IdleFlush = 1.1, 0.5, time.Hour
+	o.mergeFloor = -1
+	db := mustOpen(t, "data", o)
+	defer db.Close()
+	value := strings.Repeat("v", 3000)
+	for i := range 100 {
+		set(t, db, fmt.Sprintf("key%02d", i), value)
+	}
+	mustFlush(t, db)
+	until(t, "a last level", func() bool { return db.Stats().CompactionMoves == 1 })
+	for i := range 40 {
+		set(t, db, fmt.Sprintf("key%02d", i), value)
+	}
+	mustFlush(t, db)
+	until(t, "merge and collection", func() bool {
+		s := db.Stats()
+		return s.Compactions == 1 && s.Collections > 0
+	})
+	for i := range 10 {
+		set(t, db, fmt.Sprintf("key%02d", i), value)
+	}
+	mustFlush(t, db)
+	looks := func() int64 {
+		db.sched.mu.Lock()
+		defer db.sched.mu.Unlock()
+		return db.sched.looks
+	}
+	from := looks()
+	until(t, "looks that find nothing to do", func() bool {
+		db.sched.wake()
+		return looks() >= from+20
+	})
+	if s := db.Stats(); s.Compactions != 1 || s.CollectionReason != "hidden" {
+		t.Errorf("%d merges, a reason of %q; want 1 merge, and a target that cannot be reached", s.Compactions, s.CollectionReason)
+	}
+	for i := range 100 {
+		want(t, db, fmt.Sprintf("key%02d", i), value)
+	}
+}
