@@ -70,6 +70,7 @@ func TestCompactionKeepsTheStore(t *testing.T) {
 		t.Errorf("%d merges, %d failed (%s), %d runs", s.Compactions, s.CompactionsFailed, s.CompactionError, s.RunsMax)
 	}
 	t.Logf("%d merges, %d moves, %d tables, %d entries of %d, %d runs, written %+v", s.Compactions, s.CompactionMoves, s.Tables, s.TableEntries, len(truth), s.RunsMax, s.Written)
+	mustCompact(t, db) // no collection must be at work on what is looked at
 	deadSetsHold(t, db)
 	db.Close()
 	db = mustOpen(t, "data", o)
