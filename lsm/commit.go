@@ -164,7 +164,9 @@ func (db *DB) apply(b *Batch, cond *condition) (Seqno, error) {
 	if err := db.quota.admit(memory); err != nil {
 		return 0, err
 	}
+	plain := size.Bytes
 	packed := db.compress(b, &size)
+	db.quota.pace.giveBack(int64(plain - size.Bytes))
 	place, ticket, err := db.number(b, size, cond)
 	if err != nil {
 		packed.release()

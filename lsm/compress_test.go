@@ -237,6 +237,24 @@ func TestLiveBytesAreThoseStored(t *testing.T) {
 	}
 }
 
+// TestCompressedWritersAreHeldUpForWhatTheyStore: the space target is one of files.
+func TestCompressedWritersAreHeldUpForWhatTheyStore(t *testing.T) {
+	for _, value := range []string{text(mib, 1), noise(mib, 1)} {
+		db := mustOpen(t, "data", compressOptions(memfs.New()))
+		db.quota.pace.set(paceMin) // 40 KiB at once
+		set(t, db, "k", value)
+		db.quota.pace.mu.Lock()
+		owed := -db.quota.pace.tokens
+		db.quota.pace.mu.Unlock()
+		switch kept := db.Stats().Compression.Kept; {
+		case kept == 1 && owed > 200*kib, kept == 0 && owed < 900*kib:
+			t.Errorf("%d documents of 1 MiB are compressed: %.0f bytes to wait for", kept, owed)
+		}
+		db.quota.pace.set(0)
+		db.Close()
+	}
+}
+
 // TestR25_CompressedDocumentsAreReadABoundedAmountAtOnce: what values take is
 // bounded, not only what their records do.
 func TestR25_CompressedDocumentsAreReadABoundedAmountAtOnce(t *testing.T) {

@@ -132,6 +132,17 @@ func (p *pacer) take(n int64, now time.Time) time.Duration {
 	return min(max(time.Duration(-p.tokens/rate*1e9), paceSleepMin), paceSleepMax)
 }
 
+// giveBack returns n of the bytes that a batch was let through with: compressed, it
+// takes less of the space that collections win.
+func (p *pacer) giveBack(n int64) {
+	if n == 0 || p.rate.Load() == 0 {
+		return
+	}
+	p.mu.Lock()
+	p.tokens += float64(n)
+	p.mu.Unlock()
+}
+
 // paceWriters sets the rate for what a look for segments found. Writers are held
 // up for a collection that runs, never for want of one.
 func (db *DB) paceWriters(job *compaction.GCJob, runs bool) {
