@@ -59,7 +59,7 @@ func (db *DB) startCompaction() (started, none bool) {
 	job, ok := db.picker.Pick(compaction.Picture{
 		Expired: func(n uint64) uint64 { return v.version.expiredIn(n, now, look) },
 		State:   v.version.state, KVStores: db.kvstores, Idle: s.idle || s.compact > 0,
-		Hidden: db.hidden(),
+		Hidden:  db.hidden(),
 		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced.has(n, s.now()) },
 		Horizon: db.horizon(),
 	})
