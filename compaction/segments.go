@@ -257,9 +257,9 @@ func SegmentsOf(st *manifest.State, documents func(entry.SegmentID) uint64) []GC
 	return all
 }
 
-// recordBytesOver is what the record of a separated document has beside key and
-// value: checksum, lengths and a seqno.
-const recordBytesOver = 20
+// recordBytesOver is the least that the record of a separated document has beside
+// key and value: checksum, presence and lengths.
+const recordBytesOver = 11
 
 // LiveBytes estimates what the newest versions take by key and value: those of
 // the last levels, and as many of the entries above them as fresh says, the

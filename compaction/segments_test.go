@@ -332,8 +332,8 @@ func TestSegmentsOf(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	// 12 bytes of key and 968 of value a document; half of the upper ones are new.
-	last, upper := int64(1000*(12+1000-32)), int64(100*12+500+50*(1000-32))
+	// 12 bytes of key and 977 of value a document; half of the upper ones are new.
+	last, upper := int64(1000*(12+1000-23)), int64(100*12+500+50*(1000-23))
 	if n := LiveBytes(&st, 0.5); n != last+upper/2 {
 		t.Errorf("%d live, want %d", n, last+upper/2)
 	}
