@@ -244,6 +244,9 @@ func (l *loop) check(image *memfs.FS, h *history, clock int64, where string) {
 	if p.db.recovery.Discarded > 0 {
 		l.discards.Add(1)
 	}
+	if err := checkEnds(p.db); err != nil {
+		l.t.Errorf("%s: %v", where, err)
+	}
 	p.settle()
 	p.store()
 	if !p.report(l.t, where) {

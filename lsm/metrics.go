@@ -42,11 +42,15 @@ type Recovery struct {
 	Groups   int64 `json:"groups"`
 	// Discarded counts intact groups behind a torn one: written, but never
 	// acknowledged, because not all before them was durable.
-	Discarded int64         `json:"discarded_groups"`
-	Records   int64         `json:"records"`
-	Bytes     int64         `json:"bytes"`  // of log read
-	Spills    int           `json:"spills"` // times that replay filled the write cache and flushed it
-	Duration  time.Duration `json:"nanoseconds"`
+	Discarded int64 `json:"discarded_groups"`
+	Records   int64 `json:"records"`
+	Bytes     int64 `json:"bytes"`  // of log read
+	Spills    int   `json:"spills"` // times that replay filled the write cache and flushed it
+	// Ended counts full segments of which the run before had not recorded where
+	// they end, Endless those that are damaged: they are never collected.
+	Ended    int           `json:"segments_ended"`
+	Endless  int           `json:"segments_endless"`
+	Duration time.Duration `json:"nanoseconds"`
 }
 
 // Stats is a snapshot of what the store knows about itself. Counters count

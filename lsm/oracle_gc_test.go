@@ -50,6 +50,13 @@ func checkAddresses(db *DB) error {
 	horizon := db.horizon()
 	cleared := pinned.clearFor(horizon)
 
+	var younger []*wal.Segment
+	defer func() {
+		for _, s := range younger {
+			s.Release()
+		}
+	}()
+
 	held := map[string][]heldVersion{}
 	if err := eachVersion(db, pinned, func(v *entry.Version) error {
 		h := heldVersion{seqno: v.Seqno}
@@ -60,6 +67,18 @@ func checkAddresses(db *DB) error {
 		return nil
 	}); err != nil {
 		return err
+	}
+	locate := func(a entry.Address, seqno Seqno) (*wal.Segment, entry.Address, error) {
+		if _, ok := st.Segment(a.Segment); !ok || ver.segments[a.Segment] != nil {
+			return ver.locate(a, seqno)
+		}
+		// Younger than the version: readers have what is in it from memory.
+		s := db.log.Acquire(a.Segment)
+		if s == nil {
+			return nil, a, db.lostAddress(a)
+		}
+		younger = append(younger, s)
+		return s, a, nil
 	}
 	type place struct {
 		segment entry.SegmentID
@@ -72,7 +91,7 @@ func checkAddresses(db *DB) error {
 			if h.address.IsZero() || h.seqno > horizon {
 				continue
 			}
-			s, a, err := ver.locate(h.address, h.seqno)
+			s, a, err := locate(h.address, h.seqno)
 			if err != nil {
 				replaced := h.seqno <= cleared
 				for _, other := range versions {
@@ -171,6 +190,21 @@ func checkSegmentFiles(db *DB) error {
 	for _, s := range st.Segments {
 		if !have[s.ID] {
 			return fmt.Errorf("segment %06d has no file", s.ID)
+		}
+	}
+	return nil
+}
+
+// checkEnds: a start has recorded where every segment of the log ends that was
+// there before. For stores that were just opened, on disks that are whole.
+func checkEnds(db *DB) error {
+	st := db.edits.log.State()
+	db.commit.mu.Lock()
+	at, ok := db.log.NextPositionLocked()
+	db.commit.mu.Unlock()
+	for _, s := range st.Segments {
+		if (!ok || s.ID < at.Segment) && !s.Sealed && !s.Ended {
+			return fmt.Errorf("segment %06d has no end: %+v", s.ID, s)
 		}
 	}
 	return nil

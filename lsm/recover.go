@@ -88,6 +88,9 @@ type recoverer struct {
 	start time.Time
 	state manifest.State
 	scan  wal.ScanResult
+	// ends are the ends of segments that the manifest has none of, beside that of
+	// the last segment.
+	ends map[entry.SegmentID]wal.SegmentEnd
 
 	tables  []*table
 	loaders []*memtable.Loader
@@ -101,7 +104,7 @@ type recoverer struct {
 // nothing but a new store's files.
 func (r *recoverer) run() error {
 	for _, step := range []func() error{
-		r.format, r.probe, r.manifest, r.checkFiles, r.checkOrphans, r.replay, r.syncReplayed, r.record, r.openSegments, r.startLog,
+		r.format, r.probe, r.manifest, r.checkFiles, r.checkOrphans, r.replay, r.findEnds, r.syncReplayed, r.record, r.openSegments, r.startLog,
 	} {
 		if err := r.ctx.Err(); err != nil {
 			return err

@@ -13,6 +13,36 @@ import (
 	"fluxkv/wal"
 )
 
+// findEnds finds the ends of the segments that a process left full when it was
+// killed, before their footers were written or recorded. Without an end none of
+// them would ever be collected. Replay has read those from replay-from on; there
+// are few before it, and reading one is rare. What is damaged there is no reason
+// not to open the store: it stays without an end, and so for ever what it is,
+// until no table names it (design R21).
+func (r *recoverer) findEnds() error {
+	from := r.state.ReplayFrom
+	r.ends = map[entry.SegmentID]wal.SegmentEnd{}
+	for _, e := range r.scan.Sealed {
+		r.ends[e.ID] = e
+	}
+	for _, s := range r.state.Segments {
+		if s.Kind != manifest.SegmentLog || s.Sealed || s.Ended || s.ID >= from.Segment {
+			continue
+		}
+		e, err := wal.FindEnd(r.ctx, r.scanOptions(), s.ID, from.Seqno)
+		switch {
+		case err == nil:
+			r.ends[s.ID] = e
+		case r.ctx.Err() != nil:
+			return err
+		default:
+			r.db.o.Logf("where log segment %06d ends is not known, it will not be collected: %v", s.ID, err)
+			r.db.recovery.Endless++
+		}
+	}
+	return nil
+}
+
 // syncReplayed makes what was read durable: a group may have reached the file
 // but not the device when the process was killed.
 func (r *recoverer) syncReplayed() error {
@@ -60,8 +90,9 @@ func (r *recoverer) writeAgain(s *wal.Segment) error {
 	return nil
 }
 
-// record writes the one edit of recovery: where the log ends, what follows it,
-// and that later segments are no part of it (design R4). Then orphans go.
+// record writes the one edit of recovery: where the log ends and where each
+// segment before does, what follows, and that later segments are no part of it
+// (design R4). Then orphans go.
 func (r *recoverer) record() error {
 	db := r.db
 	names, err := db.fs.List(path.Join(db.dir, wal.SegmentsDir))
@@ -98,9 +129,7 @@ func (r *recoverer) record() error {
 	}
 	db.raiseExpiryClock(r.state.ExpiryClock)
 	r.countSpilled()
-	for _, s := range e.EndSegments {
-		r.cut(s)
-	}
+	r.cutEnded()
 	return r.removeOrphans(names)
 }
 
@@ -110,12 +139,15 @@ func (r *recoverer) record() error {
 func (r *recoverer) endLog(e *manifest.Edit, next entry.Seqno) error {
 	var logs []manifest.Segment
 	before := entry.Seqno(0) // highest seqno recorded with an earlier segment
-	for _, s := range r.state.Segments {
+	for i, s := range r.state.Segments {
 		switch {
 		case s.Kind != manifest.SegmentLog:
 		case s.ID >= r.scan.End.Segment:
 			logs = append(logs, s)
 		default:
+			if found, ok := r.ends[s.ID]; ok && !mutant.LeaveFullSegments {
+				before = max(before, r.endFull(e, i, found, before))
+			}
 			before = max(before, s.Last)
 		}
 	}
@@ -146,7 +178,7 @@ func (r *recoverer) endLog(e *manifest.Edit, next entry.Seqno) error {
 	case end.Last <= before:
 		end.Last = 0 // none of its own
 	}
-	e.EndSegments = []manifest.EndSegment{end}
+	e.EndSegments = append(e.EndSegments, end)
 	for _, s := range logs[1:] {
 		e.DropSegments = append(e.DropSegments, s.ID)
 	}
@@ -154,16 +186,45 @@ func (r *recoverer) endLog(e *manifest.Edit, next entry.Seqno) error {
 	return nil
 }
 
-// cut gives the unused rest of a segment that has just been ended back to the
-// disk. It is no harm if that fails.
-func (r *recoverer) cut(s manifest.EndSegment) {
-	name := path.Join(r.db.dir, wal.SegmentsDir, wal.SegmentName(s.ID, wal.SegmentLog))
-	f, err := r.db.fs.Open(name, vfs.OpenOptions{Write: true})
-	if err == nil {
-		err = errors.Join(f.Truncate(int64(s.End)), f.Close())
+// endFull puts the end of a segment that was left full into e. It is not sealed,
+// even if there is a footer: how long the file is on the device is not known, when
+// the sync of it failed in the run before (W9). before is the highest seqno
+// recorded with an earlier segment. It returns the one recorded with this one, 0
+// for none.
+func (r *recoverer) endFull(e *manifest.Edit, at int, found wal.SegmentEnd, before entry.Seqno) entry.Seqno {
+	last := found.Last
+	if last <= before {
+		last = 0 // none of its own
 	}
-	if err != nil {
-		r.db.o.Logf("cut %s at %d: %v", name, s.End, err)
+	for _, s := range r.state.Segments[at+1:] {
+		if s.Kind == manifest.SegmentLog && s.Last != 0 && s.Last <= last {
+			return 0 // a later one took its seqnos for its own, when this one could not be read
+		}
+	}
+	e.EndSegments = append(e.EndSegments, manifest.EndSegment{ID: found.ID, End: found.End, Last: last, Next: found.Next})
+	r.db.recovery.Ended++
+	return last
+}
+
+// cutEnded gives the unused rest of segments that were ended back to the disk. It
+// is no harm if that fails: the next start tries again.
+func (r *recoverer) cutEnded() {
+	db := r.db
+	for _, s := range r.state.Segments {
+		if !s.Ended {
+			continue
+		}
+		name := path.Join(db.dir, wal.SegmentsDir, wal.SegmentName(s.ID, wal.SegmentKind(s.Kind)))
+		n, err := db.fs.Size(name)
+		if err == nil && n > int64(s.End) {
+			var f vfs.File
+			if f, err = db.fs.Open(name, vfs.OpenOptions{Write: true}); err == nil {
+				err = errors.Join(f.Truncate(int64(s.End)), f.Close())
+			}
+		}
+		if err != nil {
+			db.o.Logf("cut %s at %d: %v", name, s.End, err)
+		}
 	}
 }
 

@@ -119,6 +119,10 @@ type ScanResult struct {
 	Discarded       []Discarded
 	DiscardedGroups int64
 
+	// Sealed are the segments that were read to their seal group, and of which no
+	// end was recorded, by rising id.
+	Sealed []SegmentEnd
+
 	// Unproven are the last groups, for which no promise vouches: their sync
 	// may have failed.
 	Unproven []GroupPlace
@@ -260,6 +264,7 @@ func (s *scan) segment(seg ScanSegment, later []ScanSegment) (segmentEnd, error)
 	case seg.End == 0 && end == endOpen:
 		return endOpen, s.searchTail(f, off, later)
 	case seg.End == 0:
+		s.res.Sealed = append(s.res.Sealed, SegmentEnd{ID: f.ID, End: uint32(off), Last: s.last, Next: s.next})
 		return endSealed, nil
 	case off != int64(seg.End):
 		return 0, s.missing(f, off, "no intact group, recorded end is %d", seg.End)

@@ -59,6 +59,7 @@ var Names = []string{
 	"KeepMovedSum",
 	"KeepTornTail",
 	"LateRegister",
+	"LeaveFullSegments",
 	"LiveCountsAsDead",
 	"MergeAlwaysBottom",
 	"MergeAtVisible",

@@ -48,6 +48,7 @@ var caughtBy = map[string]string{
 	"KeepMovedSum":         "TestG8_RewriteCrashAtEveryCall",
 	"KeepTornTail":         "TestCrashLoop/recovery_after_a_torn_tail",
 	"LateRegister":         "TestCrashLoop/single_write",
+	"LeaveFullSegments":    "TestCrashLoop/segment_roll",
 	"LiveCountsAsDead":     "TestCrashLoop/flush_of_small_and_large",
 	"MergeAlwaysBottom":    "TestCrashLoop/eight_slices",
 	"MergeAtVisible":       "TestCrashLoop/merges_with_deletes",

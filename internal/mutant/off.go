@@ -11,6 +11,7 @@ const (
 	DurableOutOfOrder    = false
 	IgnoreEvidence       = false
 	KeepTornTail         = false
+	LeaveFullSegments    = false
 	LateRegister         = false
 	NoSeqnoJump          = false
 	PromiseEarly         = false

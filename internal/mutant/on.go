@@ -38,6 +38,8 @@ var (
 	IgnoreEvidence = on("IgnoreEvidence")
 	// IgnoreShortWrite takes half a group for a whole one.
 	IgnoreShortWrite = on("IgnoreShortWrite")
+	// LeaveFullSegments records no end of the segments that a kill left full.
+	LeaveFullSegments = on("LeaveFullSegments")
 	// KeepTornTail starts a new segment after a torn one without recording where that ends.
 	KeepTornTail = on("KeepTornTail")
 	// LateRegister names a segment in the manifest only when it is sealed.
