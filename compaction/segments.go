@@ -236,7 +236,10 @@ func SegmentsOf(st *manifest.State, documents func(entry.SegmentID) uint64) []GC
 	all := make([]GCSegment, 0, len(st.Segments))
 	for _, s := range st.Segments {
 		g := GCSegment{ID: s.ID, Kind: s.Kind, Last: s.Last, Bytes: s.FileBytes}
-		if !s.Sealed {
+		switch {
+		case s.Ended:
+			g.Bytes = int64(s.End) // it was cut there
+		case !s.Sealed:
 			g.Bytes = s.Size
 		}
 		switch s.Kind {

@@ -298,9 +298,9 @@ func TestSegmentsOf(t *testing.T) {
 			{ID: 4, Kind: manifest.SegmentLog, Size: 4 * mb}, {ID: 5, Kind: manifest.SegmentGC, Size: 1 * mb}, {ID: 6, Kind: manifest.SegmentLog, Size: 4 * mb},
 		},
 		SealSegments: []manifest.SealSegment{
-			{ID: 1, End: 4 * mb, Last: 100, FileBytes: 4 * mb}, {ID: 2, End: 3 * mb, Last: 200, FileBytes: 3 * mb},
-			{ID: 3, End: 2 * mb, Last: 50, FileBytes: 2 * mb}, {ID: 4, End: 4 * mb, Last: 300, FileBytes: 4 * mb}, {ID: 5, End: mb, Last: 60, FileBytes: mb},
+			{ID: 1, End: 4 * mb, Last: 100, FileBytes: 4 * mb}, {ID: 3, End: 2 * mb, Last: 50, FileBytes: 2 * mb}, {ID: 4, End: 4 * mb, Last: 300, FileBytes: 4 * mb}, {ID: 5, End: mb, Last: 60, FileBytes: mb},
 		},
+		EndSegments: []manifest.EndSegment{{ID: 2, End: 3 * mb, Last: 200, Next: 201}},
 		AddTables: []*manifest.Table{
 			{Number: 10, Level: 1, LowestSeqno: 1, HighestSeqno: 120, FileBytes: 9000, Entries: 1000, KeyBytes: 14_000, Smallest: playKey(1), Largest: playKey(5),
 				Segments: []manifest.SegmentUse{{Segment: 1, Documents: 900, Bytes: 900_000}, {Segment: 2, Documents: 100, Bytes: 100_000}}},
