@@ -334,7 +334,7 @@ func (l *loop) crashRecovery(image *memfs.FS, h *history, clock int64, where str
 		if p.report(l.t, here) {
 			return
 		}
-		for _, d := range []memfs.Damage{memfs.DropAll, memfs.KeepAll, memfs.Random, memfs.Torn} {
+		for _, d := range []memfs.Damage{memfs.DropAll, memfs.KeepAll, memfs.Random, memfs.Zeros, memfs.Torn} {
 			second := disk.CrashCopy(m, d)
 			l.images.Add(1)
 			if l.fresh(second, p.h, clock) {

@@ -2,7 +2,6 @@ package lsm
 
 import (
 	"errors"
-	"slices"
 	"time"
 
 	"pgregory.net/rapid"
@@ -90,7 +89,7 @@ func (m *machine) CrashWithin(t *rapid.T) {
 // power is cut again while it is opened.
 func (m *machine) crash(t *rapid.T) {
 	durable := m.db.log.DurableSeqno()
-	m.cut(t, memfs.Damages())
+	m.cut(t)
 	m.db.Close()
 	m.readersClosed(t)
 	m.endReaders()
@@ -112,13 +111,7 @@ func (m *machine) crash(t *rapid.T) {
 			m.shape.crashedOpens.Add(1)
 		}
 		m.filesClosed(t)
-		damages := memfs.Damages()
-		if m.o.BufferedIO {
-			// The start has written groups again that were durable, with the same
-			// bytes. A device shows the old ones or the new, never zeros.
-			damages = slices.DeleteFunc(damages, func(d memfs.Damage) bool { return d == memfs.Zeros })
-		}
-		m.cut(t, damages)
+		m.cut(t)
 	}
 	m.log.take()
 	m.open(t)
@@ -126,8 +119,8 @@ func (m *machine) crash(t *rapid.T) {
 }
 
 // cut replaces the disk by what a power cut leaves of it.
-func (m *machine) cut(t *rapid.T, damages []memfs.Damage) {
-	damage := rapid.SampledFrom(damages).Draw(t, "damage")
+func (m *machine) cut(t *rapid.T) {
+	damage := rapid.SampledFrom(memfs.Damages()).Draw(t, "damage")
 	m.disk = m.disk.CrashCopy(int64(rapid.IntRange(0, 1000).Draw(t, "seed")), damage)
 }
 

@@ -23,11 +23,14 @@ const (
 	// Prefix keeps what happened before a random moment, over all files and
 	// names.
 	Prefix
-	// Zeros keeps names and sizes; unsynced bytes are zero.
+	// Zeros keeps names and sizes; unsynced bytes in blocks that were never durable
+	// are zero, elsewhere they are the older ones: a block that has its place on the
+	// device is overwritten there, from the page cache too, and shows its old
+	// sectors or the new ones. Only one that has none yet, or was allocated and never
+	// written, reads as zeros when its data is lost.
 	Zeros
-	// OldContent keeps names and sizes; where unsynced bytes went to blocks
-	// that were never durable, those show what a removed file had at that
-	// offset, elsewhere the older bytes.
+	// OldContent is Zeros where blocks that were never durable show what a removed
+	// file had at that offset.
 	OldContent
 	// Torn keeps or loses each 512-byte sector of each write; names as in
 	// Random.
@@ -299,22 +302,26 @@ func eachSector(c *change, fn func(off int64, p []byte)) {
 	}
 }
 
-// otherBytes keeps all sizes and puts zeros or old blocks where data was.
+// otherBytes keeps all sizes and loses all data: blocks that were durable keep
+// theirs, those that were not are zero, or old ones.
 func (c *crasher) otherBytes(out *content, n *inode) {
 	rnd := c.random(n.id)
+	cut := int64(fileBytesMax) // blocks from here on were given back, and are others now
 	for i := range n.pending {
 		p := &n.pending[i]
 		if p.kind != changeWrite {
 			p.apply(out)
+			if p.kind == changeCut {
+				cut = min(cut, p.off)
+			}
 			continue
 		}
 		out.grow(p.end())
 		for off := p.off; off < p.end(); {
 			end := min(p.end(), off-off%pageBytes+pageBytes)
-			switch was := n.dur.page(off / pageBytes); {
-			case c.damage == Zeros:
-				out.zero(off, end)
-			case was == nil || was == zeroPage:
+			was := n.dur.page(off / pageBytes)
+			never := was == nil || was == zeroPage || off-off%pageBytes >= cut
+			if never && c.damage == OldContent {
 				if old := c.oldPage(off/pageBytes, rnd); old != nil {
 					out.write(old[off%pageBytes:off%pageBytes+end-off], off)
 				}
