@@ -30,7 +30,8 @@ import (
 //	          (Picture.Hidden)
 //	slices    Slices neighbours of one tier: one of the next tier
 //	garbage   where a quarter is tombstones and expired versions
-//	idle      while nobody writes: where a twentieth is garbage
+//	idle      while nobody writes: where a twentieth is garbage; on a full disk
+//	          a hundredth
 type Lazy struct {
 	// MergeShare is F. More saves writing and costs space, a copy of the entries
 	// above the last level. 0: by SpaceAmp and what values there are.
@@ -84,9 +85,11 @@ const (
 	rangesOfStore = 64
 
 	// garbageShare of a range's entries is worth a merge at any time, idleShare
-	// when nobody writes.
+	// when nobody writes, crampedShare when the disk is nearly full: what is deleted
+	// to make room must be found.
 	garbageShare = 0.25
 	idleShare    = 0.05
+	crampedShare = 0.01
 
 	// inlineShare of the bytes of values makes a store one of inline values:
 	// from about there on their F costs less.
@@ -540,10 +543,11 @@ func (s *lazyStore) byGarbage() (Job, bool) {
 // byIdle merges what is worth it while nobody writes. Half of what is above the
 // last level is taken to replace something.
 func (s *lazyStore) byIdle() (Job, bool) {
-	if !s.in.Idle {
+	share, ok := s.in.resting()
+	if !ok {
 		return Job{}, false
 	}
-	return s.worst(idleShare, ReasonIdle, func(r *lazyRange) float64 {
+	return s.worst(share, ReasonIdle, func(r *lazyRange) float64 {
 		return float64(r.garbage) + float64(r.upper.entries-r.upper.tombstones)/2
 	})
 }

@@ -100,8 +100,8 @@ func (l Leveled) Pick(in Picture) (Job, bool) {
 	if j, ok := s.garbage(garbageShare, ReasonGarbage); ok {
 		return j, true
 	}
-	if in.Idle {
-		return s.garbage(idleShare, ReasonIdle)
+	if share, ok := in.resting(); ok {
+		return s.garbage(share, ReasonIdle)
 	}
 	return Job{}, false
 }

@@ -32,6 +32,9 @@ type Picture struct {
 	Fenced func(table uint64) bool
 	// Idle says that nobody writes: the time to merge for space alone.
 	Idle bool
+	// Cramped says that the disk is nearly full (design R22): space is worth almost
+	// any merge.
+	Cramped bool
 	// Hidden says that files take more than they should, but no segment has garbage
 	// enough that is known of (GCHidden): merges find more.
 	Hidden bool
@@ -74,6 +77,18 @@ func (in *Picture) taken(kvstore uint16) (all []span) {
 	return all
 }
 
+// resting returns the share of garbage that is worth a merge for space alone; false
+// when it is not the time for that.
+func (in *Picture) resting() (share float64, ok bool) {
+	switch {
+	case in.Cramped:
+		return crampedShare, true
+	case in.Idle:
+		return idleShare, true
+	}
+	return 0, false
+}
+
 func (in *Picture) expired(t *manifest.Table) uint64 {
 	if in.Expired == nil || t.HighestSeqno > in.Horizon {
 		return 0
@@ -100,7 +115,7 @@ const (
 	ReasonCut     Reason = "cut"     // a range has become too large for one merge
 	ReasonSlices  Reason = "slices"  // a tier is full
 	ReasonGarbage Reason = "garbage" // known to be worth it
-	ReasonIdle    Reason = "idle"    // worth it while nobody writes
+	ReasonIdle    Reason = "idle"    // worth it while nobody writes, or on a full disk
 	ReasonLevel   Reason = "level"   // a sorted level is over its size
 )
 

@@ -153,7 +153,7 @@ func (j *Job) describe() string {
 
 // TestPick runs testdata/pick. Commands, each on a picture:
 //
-//	lazy|leveled [idle] [hidden] [all] [horizon=n] [option=n...]   the next job; all: every job that may run beside it
+//	lazy|leveled [idle] [cramped] [hidden] [all] [horizon=n] [option=n...]   the next job; all: every job that may run beside it
 //	ranges bytes=n                                        borders of kvstore 0
 func TestPick(t *testing.T) {
 	datadriven.Walk(t, "testdata/pick", func(t *testing.T, path string) {
@@ -168,6 +168,8 @@ func TestPick(t *testing.T) {
 					in.Idle = true
 				case a.Key == "hidden":
 					in.Hidden = true
+				case a.Key == "cramped":
+					in.Cramped = true
 				case a.Key == "all":
 					all = true
 				default:

@@ -23,8 +23,8 @@ type GCPicture struct {
 	SegmentBytes int64
 	// Next is the seqno of the next write: a segment's age is counted from it.
 	Next entry.Seqno
-	// Cramped says that the disk is nearly full: one victim is taken, so that one
-	// output needs room (design R22).
+	// Cramped says that the disk is nearly full (design R22): whatever the target is,
+	// garbage is collected, and one victim is taken, so that one output needs room.
 	Cramped bool
 }
 
@@ -52,8 +52,9 @@ const (
 	GCNearlyDead GCReason = "nearly dead" // under a tenth of a segment is live
 	GCSpace      GCReason = "space"       // over the target
 	GCFree       GCReason = "free"        // nothing to collect, but something to drop
+	GCCramped    GCReason = "disk full"   // or nearly
 	GCWithin     GCReason = "within"      // nothing to do
-	// GCHidden: over the target, but no segment has garbage enough that is known
+	// GCHidden: over the target, or on a full disk, but no segment has garbage enough that is known
 	// of. Merging the key index finds more.
 	GCHidden GCReason = "hidden"
 )
@@ -115,7 +116,8 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 			allocated -= max(0, s.Bytes-max(0, s.Live))
 		}
 	}
-	over := float64(allocated) > target*float64(in.Live)
+	above := float64(allocated) > target*float64(in.Live)
+	over := above || in.Cramped
 	var victims []GCSegment
 	dying := false
 	ages, flushed, known := 0.0, 0, int64(0)
@@ -140,7 +142,7 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 		}
 	}
 	least := garbageMin
-	if float64(allocated-known) > target*float64(in.Live) {
+	if float64(allocated-known) > target*float64(in.Live) && !in.Cramped {
 		least = beyondMin
 	}
 	if garbage > 0 {
@@ -158,8 +160,10 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 	switch {
 	case dying:
 		j.Reason = GCNearlyDead
-	case over && len(victims) > 0:
+	case above && len(victims) > 0:
 		j.Reason = GCSpace
+	case over && len(victims) > 0:
+		j.Reason = GCCramped
 	case over:
 		j.Reason = GCHidden
 	case len(j.Free) > 0:

@@ -144,7 +144,7 @@ func TestPickSegmentsRules(t *testing.T) {
 			if s.Fenced || (i >= len(j.Once)) != (s.Kind == manifest.SegmentGC) {
 				t.Fatalf("%+v in %+v", s, j)
 			}
-			if float64(in.Allocated) <= 1.5*float64(in.Live) && s.Live > 0 && float64(s.Live) >= nearlyDead*float64(s.Bytes) {
+			if !in.Cramped && float64(in.Allocated) <= 1.5*float64(in.Live) && s.Live > 0 && float64(s.Live) >= nearlyDead*float64(s.Bytes) {
 				t.Fatalf("within the target: %+v in %+v", s, j)
 			}
 		}

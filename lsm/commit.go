@@ -78,7 +78,7 @@ func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 	b.stripes = resize(b.stripes, n)
 	b.vbuckets = resize(b.vbuckets, n)
 	var count, bytes [kvstoresMax]int
-	s := wal.BatchSize{Count: n}
+	s := wal.BatchSize{Count: n, Deletes: n > 0}
 
 	rnd := db.commit.rnd.Add(0x9e3779b97f4a7c15) | 1
 	stores := db.kvstores
@@ -118,6 +118,7 @@ func (db *DB) size(b *Batch) (wal.BatchSize, int64, error) {
 			m.Kind = entry.KindDelete
 			rec = wal.DeleteBytes(len(o.key))
 		} else {
+			s.Deletes = false
 			if len(o.key)+len(o.value) > db.o.MaxItemBytes {
 				return s, 0, fmt.Errorf("%w: %d bytes, at most %d", ErrValueSize, len(o.key)+len(o.value), db.o.MaxItemBytes)
 			}
@@ -226,7 +227,7 @@ func (db *DB) number(b *Batch, size wal.BatchSize, cond *condition) (wal.Place, 
 func (db *DB) makeWay(err error, size wal.BatchSize) error {
 	switch {
 	case errors.Is(err, wal.ErrNoRoom):
-		return db.log.MakeRoom(size)
+		return db.makeRoom(size)
 	case errors.Is(err, errPublishFull):
 		db.publish.waitSlot()
 		return nil

@@ -55,10 +55,11 @@ func (db *DB) startCompaction() (started, none bool) {
 	if v == nil {
 		return false, false
 	}
-	now, look := db.expiryNow(), s.idle || s.compact > 0
+	rest, cramped := s.idle || s.compact > 0, db.cramped.Load()
+	now, look := db.expiryNow(), rest || cramped
 	job, ok := db.picker.Pick(compaction.Picture{
 		Expired: func(n uint64) uint64 { return v.version.expiredIn(n, now, look) },
-		State:   v.version.state, KVStores: db.kvstores, Idle: s.idle || s.compact > 0,
+		State:   v.version.state, KVStores: db.kvstores, Idle: rest, Cramped: cramped,
 		Hidden:  db.hidden(),
 		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced.has(n, s.now()) },
 		Horizon: db.horizon(),
@@ -94,6 +95,7 @@ func (db *DB) compactionEnded(c *compactJob, err error, took time.Duration) {
 	s.mergeSeqs = slices.Delete(s.mergeSeqs, i, i+1)
 	switch {
 	case err == nil:
+		s.jobsDone++
 		s.mergeBackoff, s.mergeAt = 0, time.Time{}
 		if len(s.fenced) == 0 {
 			s.mergeErr = nil

@@ -48,6 +48,8 @@ type DB struct {
 	mergeSeq    atomic.Uint64
 	freshBits   atomic.Uint64
 	probeBudget *offheap.Budget
+	cramped     atomic.Bool  // the disk is nearly full, as of the last look for segments
+	spaceWaits  atomic.Int64 // writers for which space is being freed
 	gcReason    atomic.Pointer[compaction.GCReason]
 	gcAllocated atomic.Int64
 	gcLive      atomic.Int64

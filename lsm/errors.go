@@ -16,7 +16,8 @@ var (
 	// ErrOverloaded: the write cache is full and the store was opened with
 	// Reject. Temporary; nothing was written.
 	ErrOverloaded = errors.New("write cache is full")
-	// ErrDiskFull: no space for another log segment. Temporary: it heals when
+	// ErrDiskFull: no space for another log segment, and no job that would free
+	// some, or the store was opened with Reject. Temporary: it heals when
 	// space returns. Nothing was written.
 	ErrDiskFull = errors.New("no disk space for the log")
 	// ErrBatchTooLarge: a batch must fit one log group (Options.BatchBytesMax).

@@ -49,16 +49,18 @@ func (db *DB) startGC() (started, none bool) {
 	if v == nil {
 		return false, false
 	}
+	known, roomy := !db.hidden(), !db.cramped.Load()
 	job, ok := compaction.PickSegments(db.gcPicture(v))
-	known := !db.hidden()
 	db.gcReason.Store(&job.Reason)
 	db.paceWriters(&job, ok)
-	if known && db.hidden() {
-		s.wake() // merges find what is hidden
+	// Merges find what is hidden, and what little there is on a full disk.
+	more := known && db.hidden() || roomy && db.cramped.Load()
+	if more {
+		s.wake()
 	}
 	if !ok {
 		v.release()
-		return false, !known || !db.hidden()
+		return false, !more
 	}
 	s.mu.Lock()
 	if s.ended {
@@ -111,7 +113,8 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 		Next:         Seqno(db.publish.visible.Load()) + 1,
 	}
 	if free, err := db.fs.FreeBytes(db.dir); err == nil {
-		p.Cramped = free < db.reserveBytes(p.SegmentBytes)
+		p.Cramped = free+log.PooledBytes < db.reserveBytes(p.SegmentBytes)+p.SegmentBytes
+		db.cramped.Store(p.Cramped)
 	}
 	for _, t := range st.Tables {
 		p.Allocated += t.FileBytes
@@ -139,6 +142,7 @@ func (db *DB) gcEnded(c *gcJob, err error) {
 	s.collecting = false
 	switch {
 	case err == nil:
+		s.jobsDone++
 		s.gcBackoff, s.gcAt = 0, time.Time{}
 		if len(s.fencedSegments) == 0 {
 			s.gcErr = nil

@@ -237,7 +237,11 @@ func (db *DB) Stats() Stats {
 	}
 	rs := db.readers.Stats()
 	s.TablesOpen, s.TableMemory, s.TablesFenced = rs.Open, rs.MemoryBytes, rs.Fenced
+	waits := db.spaceWaits.Load()
+	s.StalledNow += waits
 	switch {
+	case waits > 0:
+		s.StallCause = "disk full, space is being reclaimed"
 	case s.StalledNow == 0:
 	case s.FlushesNow > 0:
 		s.StallCause = "write cache full, being flushed"

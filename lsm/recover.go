@@ -397,10 +397,3 @@ func (db *DB) segmentBytes() int64 {
 	live := db.quota.used.Load() + db.filesBytes.Load()
 	return min(max(live/400, db.o.WriteCache/64, db.o.segmentBytesMin), db.o.SegmentBytes)
 }
-
-// reserveBytes is the free space that log segments leave to the manifest and to
-// whatever frees space (design R22): three segments, two tables and a
-// manifest. A table of a flush is no larger than the write cache.
-func (db *DB) reserveBytes(segment int64) int64 {
-	return 3*segment + 2*min(db.o.TableBytes, db.o.WriteCache/flushJobDen) + 4*mib
-}

@@ -65,6 +65,8 @@ type scheduler struct {
 	compact int
 	looks   int64 // for merges and collections that found nothing to do
 	jobErr  error // of the last merge or collection that failed
+	// jobsDone counts the flushes, merges and collections that succeeded.
+	jobsDone int64
 	// Merges: those under way, tables that they must leave alone, and as above.
 	mergesNow    []*compaction.Job
 	mergeSeqs    []uint64 // their numbers
@@ -397,6 +399,7 @@ func (db *DB) flushEnded(picked []int, err error) {
 	s.err = err
 	switch {
 	case err == nil:
+		s.jobsDone++
 		s.backoff, s.retryAt = 0, time.Time{}
 	case s.ended:
 	default:

@@ -16,7 +16,7 @@ func TestR25_FootersAreWrittenInPieces(t *testing.T) {
 	l := bareLog(t, fs)
 	l.o.SegmentBytes = func() int64 { return 16 << 20 }
 	l.durable.Store(300_000)
-	s, err := l.prepare(0, false)
+	s, err := l.prepare(0, usual)
 	if err != nil {
 		t.Fatal(err)
 	}

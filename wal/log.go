@@ -198,7 +198,7 @@ func StartLog(o LogOptions, existing []*Segment) (*Log, error) {
 	l.prep.init()
 	err := l.prep.addSmalls(o.Align)
 	if err == nil {
-		l.active, err = l.prepare(0, true)
+		l.active, err = l.prepare(0, urgent)
 	}
 	if errors.Is(err, vfs.ErrNoSpace) && !errors.Is(err, ErrFailed) {
 		// What is there can be read; writes are refused until there is space.

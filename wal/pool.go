@@ -31,13 +31,32 @@ const (
 	smallsSpare = 2
 )
 
+// urgency is how much of the reserve a new segment may use (design R22).
+type urgency int
+
+const (
+	usual   urgency = iota // none
+	deletes                // the space of one segment: once that is used, none
+	urgent                 // all of it
+)
+
+func (s *BatchSize) urgency() urgency {
+	switch {
+	case s.Urgent:
+		return urgent
+	case s.Deletes:
+		return deletes
+	}
+	return usual
+}
+
 // preparer makes the next segment before it is needed, writes the footers of
 // sealed ones, and frees what was dropped. All fields are guarded by o.Mu.
 type preparer struct {
 	ready    *Segment // registered and empty
 	asked    bool     // a segment is wanted
 	want     int64    // at least this large
-	urgent   bool     // for what frees space: it may use the reserve
+	urgency  urgency  // of who wants it
 	logged   time.Time
 	attempts uint64 // begun
 	err      error  // of the last attempt
@@ -202,12 +221,12 @@ func (l *Log) prepareNext() (tried bool, err error) {
 		p.attempts++
 	}
 	attempt := p.attempts
-	want, urgent := p.want, p.urgent
+	want, urgency := p.want, p.urgency
 	l.o.Mu.Unlock()
 	if !needed {
 		return false, nil
 	}
-	s, err := l.prepare(want, urgent)
+	s, err := l.prepare(want, urgency)
 	if s != nil {
 		l.add(s)
 	}
@@ -217,7 +236,7 @@ func (l *Log) prepareNext() (tried bool, err error) {
 		p.ready = s
 	}
 	// A request ends with its answer; who still waits asks again.
-	p.asked, p.want, p.urgent = false, 0, false
+	p.asked, p.want, p.urgency = false, 0, usual
 	l.space.Broadcast()
 	l.o.Mu.Unlock()
 	if err == nil {
@@ -264,11 +283,11 @@ func (l *Log) sealNext() bool {
 
 // prepare makes a segment: reused or created, header written, file and
 // directory synced, then registered (design R9). It leaves no file behind when
-// it fails before registering. An urgent one may use the reserve.
-func (l *Log) prepare(want int64, urgent bool) (*Segment, error) {
+// it fails before registering.
+func (l *Log) prepare(want int64, u urgency) (*Segment, error) {
 	bytes := roundUp(min(max(l.o.SegmentBytes(), want+int64(l.o.Align)), MaxSegmentBytes), l.o.Align)
 	id := l.o.NextID()
-	s, err := l.takeFile(id, bytes, urgent)
+	s, err := l.takeFile(id, bytes, u)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func bareLog(t *testing.T, fs *memfs.FS) *Log {
 func TestNoFooterForDroppedSegment(t *testing.T) {
 	fs := memfs.New()
 	l := bareLog(t, fs)
-	first, err := l.prepare(0, false)
+	first, err := l.prepare(0, usual)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -155,21 +155,24 @@ func TestR22_PoolCountsAsFreeSpace(t *testing.T) {
 		free          int64 // when the next segment is made
 		pooled        int
 		bytes         int64 // of the next segment
-		urgent        bool
+		urgency       urgency
 		ok            bool
 		reused        int64
 		removed, left int64
 	}{
-		{"the reserve is free", reserve, 2, segment, false, true, 1, 0, 1},
-		{"the reserve is free, larger segments", reserve, 3, 2*segment + 4096, false, true, 0, 3, 0},
-		{"not quite", reserve - 4096, 2, segment, false, true, 0, 2, 0},
-		{"nothing is free", 0, 4, segment, false, true, 0, 4, 0},
-		{"the pool is not enough", 0, 2, segment, false, false, 0, 2, 0},
-		{"urgent", 0, 2, segment, true, true, 1, 0, 1},
-		{"urgent, larger segments", 0, 3, 2*segment + 4096, true, true, 0, 3, 0},
-		{"urgent, not enough", 0, 1, 2 * segment, true, false, 0, 1, 0},
-		{"nothing pooled", reserve + segment - 4096, 0, segment, false, false, 0, 0, 0},
-		{"nothing pooled, enough", reserve + segment, 0, segment, false, true, 0, 0, 0},
+		{"the reserve is free", reserve, 2, segment, usual, true, 1, 0, 1},
+		{"the reserve is free, larger segments", reserve, 3, 2*segment + 4096, usual, true, 0, 3, 0},
+		{"not quite", reserve - 4096, 2, segment, usual, true, 0, 2, 0},
+		{"nothing is free", 0, 4, segment, usual, true, 0, 4, 0},
+		{"the pool is not enough", 0, 2, segment, usual, false, 0, 2, 0},
+		{"urgent", 0, 2, segment, urgent, true, 1, 0, 1},
+		{"urgent, larger segments", 0, 3, 2*segment + 4096, urgent, true, 0, 3, 0},
+		{"urgent, not enough", 0, 1, 2 * segment, urgent, false, 0, 1, 0},
+		{"nothing pooled", reserve + segment - 4096, 0, segment, usual, false, 0, 0, 0},
+		{"nothing pooled, enough", reserve + segment, 0, segment, usual, true, 0, 0, 0},
+		{"deletes", reserve, 0, segment, deletes, true, 0, 0, 0},
+		{"deletes, again", reserve - 4096, 0, segment, deletes, false, 0, 0, 0},
+		{"deletes, with a pool", reserve - segment, 2, segment, deletes, true, 1, 0, 1},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -178,7 +181,7 @@ func TestR22_PoolCountsAsFreeSpace(t *testing.T) {
 			var made []*Segment
 			for range test.pooled {
 				l.o.SegmentBytes = func() int64 { return segment }
-				s, err := l.prepare(0, false)
+				s, err := l.prepare(0, usual)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -193,7 +196,7 @@ func TestR22_PoolCountsAsFreeSpace(t *testing.T) {
 			l.o.SegmentBytes = func() int64 { return test.bytes }
 			l.o.ReserveBytes = func(int64) int64 { return reserve }
 			fs.SetFree(test.free)
-			s, err := l.prepare(0, test.urgent)
+			s, err := l.prepare(0, test.urgency)
 			if ok := err == nil; ok != test.ok || !ok && !errors.Is(err, vfs.ErrNoSpace) {
 				t.Fatalf("%v", err)
 			}

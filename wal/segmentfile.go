@@ -14,11 +14,14 @@ import (
 // takeFile returns the file of a new segment, of the pool or created. What is in
 // the pool counts as free space: it is used while the reserve is free, and given
 // back to the disk before there is said to be none (design R22).
-func (l *Log) takeFile(id entry.SegmentID, bytes int64, urgent bool) (*Segment, error) {
+func (l *Log) takeFile(id entry.SegmentID, bytes int64, u urgency) (*Segment, error) {
 	dir := path.Join(l.o.Dir, SegmentsDir)
 	reserve := int64(0)
-	if !urgent {
+	switch u {
+	case usual:
 		reserve = l.o.ReserveBytes(bytes)
+	case deletes:
+		reserve = max(0, l.o.ReserveBytes(bytes)-bytes)
 	}
 	free, err := l.o.FS.FreeBytes(dir)
 	if err != nil {

@@ -32,7 +32,7 @@ func TestStatsSayWhatWaits(t *testing.T) {
 		done <- r.MakeRoom(BatchSize{Count: 1, Largest: 14500, Bytes: 14500, Urgent: true})
 	}()
 	// It says that it is urgent under the lock that it gives up when it waits.
-	until(t, "a writer that waits", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.prep.urgent })
+	until(t, "a writer that waits", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.prep.urgency == urgent })
 	close(held)
 	if err := <-done; err != nil {
 		t.Fatal(err)

@@ -21,6 +21,9 @@ type BatchSize struct {
 	Docs  int // of them separated documents
 	// Urgent batches free space: a segment made for them may use the reserve.
 	Urgent bool
+	// Deletes holds nothing but deletes, which free space in the end: a segment made
+	// for them may take one segment of the reserve.
+	Deletes bool
 	// Largest is the length of the longest record; above 256 KiB the batch
 	// gets a group of its own.
 	Largest int
@@ -437,7 +440,7 @@ func (l *Log) MakeRoom(s BatchSize) error {
 				if err := l.prep.err; err != nil && l.prep.errOf > seen {
 					return err
 				}
-				l.prep.urgent = l.prep.urgent || s.Urgent
+				l.prep.urgency = max(l.prep.urgency, s.urgency())
 				l.prep.ask(int64(alignUp(need, l.o.Align)) + 2*int64(l.o.Align))
 				asked := time.Now()
 				l.space.Wait()

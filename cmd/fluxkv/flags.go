@@ -130,7 +130,7 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("durable", "true or false")
 	f.DurationVar(&c.asyncWindow, "async-window", 10*time.Millisecond, "longest time that a write waits for its sync when nobody waits for it, up to 1m")
 	unit("async-window", "duration, as 10ms or 1.5s")
-	f.Var(&c.overload, "overload", "what a writer meets when the write cache is full and flush cannot keep up: stall (it waits) or reject (it is answered \"out of memory\" at once)")
+	f.Var(&c.overload, "overload", "what a writer meets when the write cache is full and flush cannot keep up, or the disk is full and space is being reclaimed: stall (it waits) or reject (it is answered \"out of memory\" at once)")
 	unit("overload", "stall or reject")
 	f.Var(&c.inlineLimit, "inline-limit", "largest value that is kept beside its key, up to 64KiB; larger ones live in the log. Raising it saves reads and adds writing")
 	unit("inline-limit", "size")
