@@ -150,9 +150,14 @@ func (db *DB) runScheduler() {
 			s.mu.Lock()
 			s.idle = rests
 			s.mu.Unlock()
-			if rests && !idle.done {
+			switch {
+			case rests && !idle.done:
 				idle.done = true
 				db.rest()
+			case rests && db.log.Stats().Pooled > 0:
+				// The promise of an idle log may have taken the next segment, and
+				// what was freed since was kept for more.
+				db.log.EmptyPool()
 			}
 		case <-s.kick:
 		}
