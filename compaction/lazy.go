@@ -29,7 +29,8 @@ import (
 //	hidden    the same from F/2 on, while garbage in segments is too little known
 //	          (Picture.Hidden)
 //	slices    Slices neighbours of one tier: one of the next tier
-//	garbage   where a quarter is tombstones and expired versions
+//	garbage   where a quarter is tombstones, expired versions, and those that were
+//	          kept for a snapshot which is closed
 //	idle      while nobody writes: where a twentieth is garbage; on a full disk
 //	          a hundredth
 type Lazy struct {
@@ -193,9 +194,9 @@ func (s *lazyStore) look(kvstore uint16) lazyKVStore {
 			if above {
 				sum = &lr.upper
 				// A tombstone above goes, and so does what it hides.
-				lr.garbage += 2*t.Tombstones + s.in.expired(t)
+				lr.garbage += 2*t.Tombstones + s.in.expired(t) + s.in.superseded(t)
 			} else {
-				lr.garbage += s.in.droppable(t) + s.in.expired(t)
+				lr.garbage += s.in.droppable(t) + s.in.expired(t) + s.in.superseded(t)
 			}
 			sum.add(t)
 		})

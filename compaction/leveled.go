@@ -307,7 +307,7 @@ func (s *leveledStore) garbage(least float64, why Reason) (best Job, found bool)
 			r := &level0[i]
 			dead, all := 0.0, 0.0
 			r.each(func(t *manifest.Table, _ bool) {
-				dead += float64(2*t.Tombstones + s.in.expired(t))
+				dead += float64(2*t.Tombstones + s.in.expired(t) + s.in.superseded(t))
 				if why == ReasonIdle {
 					dead += float64(t.Entries-t.Tombstones) / 2
 				}
@@ -325,7 +325,7 @@ func (s *leveledStore) garbage(least float64, why Reason) (best Job, found bool)
 		}
 		for level := uint8(1); level <= levelMax; level++ {
 			for _, t := range s.in.State.LevelTables(kvstore, level) {
-				share := float64(s.in.droppable(t)+s.in.expired(t)) / float64(t.Entries)
+				share := float64(s.in.droppable(t)+s.in.expired(t)+s.in.superseded(t)) / float64(t.Entries)
 				if share < least {
 					continue
 				}

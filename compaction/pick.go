@@ -44,6 +44,9 @@ type Picture struct {
 	// manifest does not know. The job's clock must not be behind the one used
 	// here.
 	Expired func(table uint64) uint64
+	// Superseded, if set, returns how many versions of a table follow a newer one of
+	// their key, because a snapshot needed them once.
+	Superseded func(table uint64) uint64
 }
 
 // busyTables are the inputs of running jobs and what is fenced.
@@ -102,6 +105,14 @@ func (in *Picture) droppable(t *manifest.Table) uint64 {
 		return 0
 	}
 	return t.Tombstones
+}
+
+// superseded is how many versions any merge of t surely drops.
+func (in *Picture) superseded(t *manifest.Table) uint64 {
+	if in.Superseded == nil || t.HighestSeqno > in.Horizon {
+		return 0
+	}
+	return min(in.Superseded(t.Number), t.Entries)
 }
 
 // Reason says why a job was picked.

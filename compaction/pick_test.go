@@ -16,21 +16,22 @@ import (
 
 // picture is a Picture in words, one table a line:
 //
-//	12 L0.1/11 a..m 10-20 n=100 del=5 kB=64 inline=1000 log=9000 expired=3
+//	12 L0.1/11 a..m 10-20 n=100 del=5 kB=64 inline=1000 log=9000 expired=3 old=2
 //
 // is table 12 in level 0, tier 1, run 11, with the keys a to m and the seqnos
-// 10 to 20, which addresses 9000 bytes of the log; "job=x" says that job x has it, "fenced" that it cannot be read.
+// 10 to 20, which addresses 9000 bytes of the log and has 2 versions behind a newer one; "job=x" says that job x has it, "fenced" that it cannot be read.
 // "kvstore 1" makes the following ones those of kvstore 1.
 type picture struct {
 	st      manifest.State
 	fenced  map[uint64]bool
 	jobs    map[string]*Job // under way
 	expired map[uint64]uint64
+	old     map[uint64]uint64
 }
 
 func parsePicture(t *testing.T, text string) *picture {
 	t.Helper()
-	p := &picture{fenced: map[uint64]bool{}, jobs: map[string]*Job{}, expired: map[uint64]uint64{}}
+	p := &picture{fenced: map[uint64]bool{}, jobs: map[string]*Job{}, expired: map[uint64]uint64{}, old: map[uint64]uint64{}}
 	number := func(s string) uint64 {
 		n, err := strconv.ParseUint(s, 10, 56)
 		if err != nil {
@@ -80,6 +81,8 @@ func parsePicture(t *testing.T, text string) *picture {
 				x.Segments = []manifest.SegmentUse{{Segment: 1, Documents: 1, Bytes: number(value)}}
 			case "expired":
 				p.expired[x.Number] = number(value)
+			case "old":
+				p.old[x.Number] = number(value)
 			case "fenced":
 				p.fenced[x.Number] = true
 			case "job":
@@ -113,6 +116,8 @@ func (p *picture) picture() Picture {
 		Running: slices.Collect(maps.Values(p.jobs)),
 		Fenced:  func(n uint64) bool { return p.fenced[n] },
 		Expired: func(n uint64) uint64 { return p.expired[n] },
+
+		Superseded: func(n uint64) uint64 { return p.old[n] },
 	}
 }
 

@@ -199,6 +199,15 @@ func (p *player) picture(idle bool) Picture {
 	}
 	return Picture{
 		State: &p.st, KVStores: p.kvstores, Idle: idle, Hidden: p.hidden, Horizon: p.horizon(), Running: running,
+		Superseded: func(n uint64) (superseded uint64) {
+			vs := p.tables[n]
+			for i := range vs {
+				if i > 0 && bytes.Equal(vs[i-1].Key, vs[i].Key) {
+					superseded++
+				}
+			}
+			return superseded
+		},
 		Expired: func(n uint64) (expired uint64) {
 			for _, v := range p.tables[n] {
 				if v.Meta.Expiry != 0 && v.Meta.Expiry <= p.now {
@@ -467,7 +476,7 @@ func TestLeveledPlay(t *testing.T) {
 		p.settle(true)
 		in = p.picture(true)
 		for _, x := range p.st.Tables {
-			if x.Level > 0 && float64(in.droppable(x)+in.expired(x)) >= idleShare*float64(x.Entries) {
+			if x.Level > 0 && float64(in.droppable(x)+in.expired(x)+in.superseded(x)) >= idleShare*float64(x.Entries) {
 				t.Fatalf("idle with %d tombstones and %d expired of %d entries", x.Tombstones, in.expired(x), x.Entries)
 			}
 		}

@@ -59,7 +59,9 @@ func (db *DB) startCompaction() (started, none bool) {
 	now, look := db.expiryNow(), rest || cramped
 	job, ok := db.picker.Pick(compaction.Picture{
 		Expired: func(n uint64) uint64 { return v.version.expiredIn(n, now, look) },
-		State:   v.version.state, KVStores: db.kvstores, Idle: rest, Cramped: cramped,
+
+		Superseded: func(n uint64) uint64 { return v.version.supersededIn(n, look) },
+		State:      v.version.state, KVStores: db.kvstores, Idle: rest, Cramped: cramped,
 		Hidden:  db.hidden(),
 		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced.has(n, s.now()) },
 		Horizon: db.horizon(),

@@ -477,7 +477,7 @@ func (db *DB) installEdit(e *manifest.Edit, change func(*view)) error {
 	db.dropFiles(e)
 	db.raiseExpiryClock(st.ExpiryClock)
 	for _, t := range e.AddTables {
-		db.files[t.Number].expiring() // it will be read: now is a good time to open it
+		db.files[t.Number].garbage() // it will be read: now is a good time to open it
 	}
 	next := db.newVersion(&st, prev, func(k int) bool { return touched[k] })
 	c := &db.commit

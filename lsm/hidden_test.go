@@ -55,3 +55,55 @@ func TestG9_HiddenGarbageIsLookedFor(t *testing.T) {
 		want(t, db, fmt.Sprintf("key%02d", i), value)
 	}
 }
+
+// TestR23_WhatASnapshotKeptIsReclaimed: versions that a merge left in the last level
+// for a snapshot are garbage when that is closed, after a restart too, and although
+// nothing lies above them.
+func TestR23_WhatASnapshotKeptIsReclaimed(t *testing.T) {
+	for _, leveled := range []bool{false, true} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("leveled=%v/restart=%v", leveled, restart), func(t *testing.T) {
+				o := gcOptions(memfs.New())
+				o.Leveled = leveled
+				db := mustOpen(t, "data", o)
+				defer func() { db.Close() }()
+				const n = 30
+				value := func(round int) string { return strings.Repeat(fmt.Sprint(round), 3000) }
+				put := func(round int) {
+					for i := range n {
+						set(t, db, fmt.Sprintf("key%02d", i), value(round))
+					}
+				}
+				put(1)
+				snap, err := db.NewSnapshot()
+				if err != nil {
+					t.Fatal(err)
+				}
+				put(2)
+				mustCompact(t, db)
+				if s := db.Stats(); s.TableEntries != 2*n || s.GarbageKnown != 0 {
+					t.Fatalf("%d entries, %d documents known to be dead; the test wants both rounds kept", s.TableEntries, s.GarbageKnown)
+				}
+				if err := snap.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if restart {
+					if err := db.Close(); err != nil {
+						t.Fatal(err)
+					}
+					db = mustOpen(t, "data", o)
+				}
+				mustCompact(t, db)
+				if s := db.Stats(); s.TableEntries != n || s.Compactions == 0 {
+					t.Errorf("%d entries in tables, %d documents are live", s.TableEntries, n)
+				}
+				if err := checkCollected(db); err != nil {
+					t.Error(err)
+				}
+				for i := range n {
+					want(t, db, fmt.Sprintf("key%02d", i), value(2))
+				}
+			})
+		}
+	}
+}

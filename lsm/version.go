@@ -52,10 +52,10 @@ type tableFile struct {
 // tableHandle is what a table has wherever it is moved to.
 type tableHandle struct {
 	handle  *sstable.Handle
-	probe   atomic.Pointer[probeBytes] // in memory for the liveness probe, or nil
-	expiry  atomic.Pointer[[]sstable.ExpiryBucket]
-	refs    atomic.Int32 // versions that name it
-	dropped atomic.Bool  // by an edit of the manifest
+	probe   atomic.Pointer[probeBytes]   // in memory for the liveness probe, or nil
+	known   atomic.Pointer[tableGarbage] // nil until the table was opened for it
+	refs    atomic.Int32                 // versions that name it
+	dropped atomic.Bool                  // by an edit of the manifest
 }
 
 // find returns the table of the run that may hold an internal key, or nil.
@@ -177,35 +177,59 @@ func (r *run) overlaps(t *manifest.Table) bool {
 
 func (r *run) insert(f *tableFile) { r.files = slices.Insert(r.files, r.at(f.meta.Smallest), f) }
 
-// expiring returns when entries of the table expire: a histogram of its
-// properties, which opens the table the first time. Nil when it cannot be read.
-func (f *tableFile) expiring() []sstable.ExpiryBucket {
-	if x := f.expiry.Load(); x != nil {
-		return *x
+// tableGarbage is what the properties of a table say about garbage in it, and the
+// manifest does not.
+type tableGarbage struct {
+	expiry     []sstable.ExpiryBucket // when entries expire
+	superseded uint64                 // entries behind a newer one of their key
+}
+
+// garbage returns that of the table, which is opened the first time. Nil when it
+// cannot be read.
+func (f *tableFile) garbage() *tableGarbage {
+	if x := f.known.Load(); x != nil {
+		return x
 	}
 	r, err := f.handle.Acquire()
 	if err != nil {
 		return nil
 	}
-	x := slices.Clone(r.Properties().Expiry)
+	p := r.Properties()
+	x := &tableGarbage{expiry: slices.Clone(p.Expiry), superseded: p.Superseded}
 	f.handle.Release()
-	f.expiry.Store(&x)
+	f.known.Store(x)
 	return x
+}
+
+// garbageOf returns what is known about a table without opening it, or with look.
+func (v *version) garbageOf(table uint64, look bool) *tableGarbage {
+	f := v.byNumber[table]
+	if f == nil || !look && f.known.Load() == nil {
+		return nil
+	}
+	return f.garbage()
 }
 
 // expiredIn returns how many entries of a table have expired, as far as that is
 // known without opening it, or with look.
 func (v *version) expiredIn(table uint64, now uint32, look bool) (n uint64) {
-	f := v.byNumber[table]
-	if f == nil || !look && f.expiry.Load() == nil {
-		return 0
-	}
-	for _, x := range f.expiring() {
-		if x.NotAfter <= now {
-			n += uint64(x.Entries)
+	if g := v.garbageOf(table, look); g != nil {
+		for _, x := range g.expiry {
+			if x.NotAfter <= now {
+				n += uint64(x.Entries)
+			}
 		}
 	}
 	return n
+}
+
+// supersededIn returns how many entries of a table follow a newer one of their key,
+// in the same way.
+func (v *version) supersededIn(table uint64, look bool) uint64 {
+	if g := v.garbageOf(table, look); g != nil {
+		return g.superseded
+	}
+	return 0
 }
 
 // addFile makes a table known, or gives a known one another place. edits.mu is

@@ -29,6 +29,7 @@ type Properties struct {
 	KVStore    uint16
 	Entries    uint64 // versions, tombstones included
 	Tombstones uint64
+	Superseded uint64 // entries that follow a newer one of their key; 0 in tables that do not say
 	KeyBytes   uint64 // of internal keys
 	ValueBytes uint64 // of inline values
 
@@ -62,6 +63,7 @@ const (
 	tagDataBlocks = 14
 	tagLast       = tagDataBlocks
 	tagSkippable  = 128
+	tagSuperseded = 128
 )
 
 const (
@@ -113,6 +115,9 @@ func (p *Properties) encode(dst []byte) []byte {
 	field(tagExpiry, b)
 	field(tagData, u64s(p.DataStored, p.DataPlain))
 	field(tagDataBlocks, le.AppendUint32(nil, p.DataBlocks))
+	if p.Superseded > 0 {
+		field(tagSuperseded, u64s(p.Superseded))
+	}
 	return dst
 }
 
@@ -139,6 +144,12 @@ func decodeProperties(b []byte) (*Properties, error) {
 		}
 		if tag >= tagSkippable {
 			last = tag
+			if tag == tagSuperseded {
+				if len(payload) != 8 {
+					return nil, fmt.Errorf("field %d has %d bytes", tag, len(payload))
+				}
+				p.Superseded = le.Uint64(payload)
+			}
 			continue
 		}
 		if tag != last+1 || tag > tagLast {
@@ -210,7 +221,7 @@ func (p *Properties) decodeField(tag int, b []byte) error {
 func (p *Properties) check() error {
 	f := p.Filter
 	switch {
-	case p.Entries == 0 || p.Tombstones > p.Entries || p.DataBlocks == 0 || uint64(p.DataBlocks) > p.Entries:
+	case p.Entries == 0 || p.Tombstones > p.Entries || p.Superseded >= p.Entries || p.DataBlocks == 0 || uint64(p.DataBlocks) > p.Entries:
 		return errors.New("impossible counts")
 	case p.LowestSeqno > p.HighestSeqno || p.HighestSeqno > entry.MaxSeqno:
 		return fmt.Errorf("seqnos %d to %d", p.LowestSeqno, p.HighestSeqno)

@@ -307,6 +307,7 @@ func TestS6_VerifyComparesEntriesWithProperties(t *testing.T) {
 		lie  func(*Properties)
 	}{
 		{"an entry too many", func(p *Properties) { p.Entries++ }},
+		{"a superseded entry too many", func(p *Properties) { p.Superseded++ }},
 		{"a tombstone too few", func(p *Properties) { p.Tombstones-- }},
 		{"key bytes", func(p *Properties) { p.KeyBytes++ }},
 		{"value bytes", func(p *Properties) { p.ValueBytes-- }},

@@ -179,6 +179,9 @@ func (w *Writer) add(v *entry.Version, hash uint64) error {
 		return err
 	}
 	w.count(v, e)
+	if !fresh && w.props.Entries > 1 {
+		w.props.Superseded++
+	}
 	if fresh || w.props.Entries == 1 {
 		w.prev = append(w.prev[:0], v.Key...)
 		if w.o.BloomBits > 0 {
