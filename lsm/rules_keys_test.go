@@ -7,8 +7,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"fluxkv/internal/vfs"
 	"fluxkv/internal/vfs/memfs"
 
 	"pgregory.net/rapid"
@@ -179,5 +181,50 @@ func TestC11_NoEmptyKeys(t *testing.T) {
 	}
 	if n := db.Stats().Entries; n != 0 {
 		t.Errorf("%d versions", n)
+	}
+}
+
+// TestC10_OpeningReadsNoTable: a start looks at the size of each table, and reads
+// none of them: not even one that the next read needs, and however many there
+// are.
+func TestC10_OpeningReadsNoTable(t *testing.T) {
+	for _, n := range []int{5, 300} {
+		fs := memfs.New()
+		o := gcOptions(fs)
+		db := mustOpen(t, "data", o)
+		for i := range n {
+			set(t, db, fmt.Sprintf("key%03d", i), "v")
+			if err := db.flush(t.Context(), []int{0}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set(t, db, "last", "v")
+		db.Close()
+		var opened, read atomic.Int32
+		fs.SetHook(func(op vfs.Op) error {
+			if strings.HasSuffix(op.Name, ".sst") {
+				switch op.Kind {
+				case vfs.OpOpen:
+					opened.Add(1)
+				case vfs.OpReadAt:
+					read.Add(1)
+				}
+			}
+			return nil
+		})
+		db = mustOpen(t, "data", o)
+		if st := db.edits.log.State(); len(st.Tables) != n {
+			t.Fatalf("%d tables, want %d", len(st.Tables), n)
+		}
+		if opened.Load()+read.Load() > 0 {
+			t.Errorf("a start with %d tables opens %d and reads %d times", n, opened.Load(), read.Load())
+		}
+		// A read opens those that may have the key.
+		want(t, db, "key003", "v")
+		if opened.Load() != 1 {
+			t.Errorf("a read among %d tables opens %d", n, opened.Load())
+		}
+		fs.SetHook(nil)
+		db.Close()
 	}
 }
