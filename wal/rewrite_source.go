@@ -264,7 +264,7 @@ func (s *rewriteSource) read(bytes int) (more bool, err error) {
 	off := s.base + int64(s.n)
 	switch n, err := s.ahead.take(s.buf[s.n:s.n+bytes], off); {
 	case err != nil:
-		return false, fmt.Errorf("read %s at %d: %w", s.f.name, off, err)
+		return false, vfs.Unreadable(s.f.name, fmt.Errorf("read %s at %d: %w", s.f.name, off, err))
 	case n > 0:
 		s.n += n
 		s.w.res.ReadBytes += int64(n)
