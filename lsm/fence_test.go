@@ -391,3 +391,58 @@ func TestBlamedIsTheFileOfTheFault(t *testing.T) {
 		}
 	}
 }
+
+// TestR21_EveryReadOfAnInputNamesIt: whichever call on one input fails, no other
+// table is left alone for it, and merges do not pause.
+func TestR21_EveryReadOfAnInputNamesIt(t *testing.T) {
+	base := memfs.New()
+	o := gcOptions(base)
+	db := mustOpen(t, "data", o)
+	for round := range 3 {
+		for i := range 200 {
+			set(t, db, fmt.Sprintf("key%03d", i), strings.Repeat(fmt.Sprint(round), 200))
+		}
+		mustFlush(t, db)
+	}
+	st := db.edits.log.State()
+	bad := st.LevelTables(0, 0)[1].Number
+	name := db.tableName(bad)
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for n := 1; ; n++ {
+		faulty := faultfs.Wrap(base.CrashCopy(1, memfs.DropAll))
+		o.FS = faulty
+		db := mustOpen(t, "data", o)
+		stopFenceClock(db)
+		faulty.Add(faultfs.Rule{Kinds: []vfs.OpKind{vfs.OpOpen, vfs.OpSize, vfs.OpReadAt}, Name: name, From: n, Once: true, Fault: faultfs.EIO})
+		err := db.Compact() // nil where what failed was read for advice only
+		db.sched.mu.Lock()
+		for number := range db.sched.fenced {
+			if number != bad {
+				t.Errorf("call %d, %v: table %d is left alone, too", n, faulty.FirstInjected(), number)
+			}
+		}
+		if err != nil && len(db.sched.fenced) != 1 || !db.sched.mergeAt.IsZero() {
+			t.Errorf("call %d, %v: %d tables are left alone, all merges until %v", n, faulty.FirstInjected(), len(db.sched.fenced), db.sched.mergeAt)
+		}
+		db.sched.mu.Unlock()
+		if err != nil {
+			failed++
+			if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), name) {
+				t.Errorf("call %d: %v", n, err)
+			}
+		}
+		want(t, db, "key007", strings.Repeat("2", 200))
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+		if faulty.Injected() == 0 {
+			if err != nil || failed == 0 {
+				t.Errorf("%d calls, %d of them failed a merge, %v", n, failed, err)
+			}
+			return
+		}
+	}
+}
