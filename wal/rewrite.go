@@ -305,6 +305,9 @@ func (w *rewrite) document(s *rewriteSource) error {
 		s.res.Dropped.add(len(s.raw))
 		return nil
 	}
+	if err := s.verify(); err != nil {
+		return err
+	}
 	s.res.Kept.add(len(s.raw))
 	if err := w.out.add(r.Seqno, s.raw); err != nil {
 		return err

@@ -118,9 +118,6 @@ func (s *rewriteSource) advance() error {
 			}
 			a := s.rec.Address
 			s.raw = s.rr.payload[s.rr.at-int(a.Length) : s.rr.at]
-			if !verifyDocument(s.raw, &s.w.o.Secret, a.Segment, a.Offset, s.rec.Seqno) && !mutant.MoveUnverified {
-				return corrupt(s.f.name, int64(a.Offset), "wrong sum of document %v of seqno %d", a, s.rec.Seqno)
-			}
 			s.next = s.rec.Seqno
 			return nil
 		}
@@ -137,12 +134,27 @@ func (s *rewriteSource) advance() error {
 	}
 }
 
+// verify checks the sum of the document that s stands on. That of its group was
+// right; this one would be carried over.
+func (s *rewriteSource) verify() error {
+	a := s.rec.Address
+	if !verifyDocument(s.raw, &s.w.o.Secret, a.Segment, a.Offset, s.rec.Seqno) && !mutant.MoveUnverified {
+		return corrupt(s.f.name, int64(a.Offset), "wrong sum of document %v of seqno %d", a, s.rec.Seqno)
+	}
+	return nil
+}
+
 // compare reads all documents and finds them where the index says.
 func (s *rewriteSource) compare(x *SeqnoIndex) error {
 	if err := s.advance(); err != nil {
 		return err
 	}
 	for seqno, off := range x.All() {
+		if !s.done {
+			if err := s.verify(); err != nil {
+				return err
+			}
+		}
 		if s.done || s.rec.Seqno != seqno || s.rec.Address.Offset != off {
 			return corrupt(s.name(), int64(off), "not the document of seqno %d", seqno)
 		}
