@@ -250,6 +250,12 @@ func (c *compactJob) install() error {
 	e.AddDead = db.deadSets(&st, c.result.Dead)
 	db.dropForwards(&st, e)
 	db.unneeded(&st, e)
+	if mutant.DropInputsEarly && !c.job.Move {
+		for _, n := range e.DropTables {
+			_ = db.fs.Remove(db.tableName(n))
+		}
+		_ = db.fs.SyncDir(path.Join(db.dir, TablesDir))
+	}
 	if err := db.installEdit(e, func(*view) {}); err != nil {
 		if !errors.Is(err, wal.ErrFailed) {
 			err = errors.Join(err, c.remove())

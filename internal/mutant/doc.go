@@ -40,6 +40,7 @@ var Names = []string{
 	"DropBeforeEdit",
 	"DropBeforeFlushEdit",
 	"DropForwardEarly",
+	"DropInputsEarly",
 	"DropVictimsEarly",
 	"DurableOutOfOrder",
 	"FenceNeighbours",

@@ -29,6 +29,7 @@ var caughtBy = map[string]string{
 	"DropBeforeEdit":       "TestCrashLoop/pool",
 	"DropBeforeFlushEdit":  "TestCrashLoop/flush_that_makes_several_tables",
 	"DropForwardEarly":     "TestCrashLoop/collection_of_log",
+	"DropInputsEarly":      "TestCrashLoop/eight_slices",
 	"DropVictimsEarly":     "TestCrashLoop/collection_of_log",
 	"DurableOutOfOrder":    "TestCrashLoop/several_writers",
 	"FenceNeighbours":      "TestR21_AnUnreadableVictimIsLeftAlone",

@@ -69,6 +69,7 @@ const (
 	CollectClearEarly    = false
 	CollectReplayed      = false
 	DropVictimsEarly     = false
+	DropInputsEarly      = false
 	ForwardTooNarrow     = false
 	MergeAlwaysBottom    = false
 	MergeAtVisible       = false

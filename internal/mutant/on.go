@@ -152,6 +152,8 @@ var (
 	CollectReplayed = on("CollectReplayed")
 	// DropVictimsEarly removes collected segments before the edit that drops them.
 	DropVictimsEarly = on("DropVictimsEarly")
+	// DropInputsEarly removes merged tables before the edit that drops them.
+	DropInputsEarly = on("DropInputsEarly")
 	// ForwardTooNarrow forwards only the last of the documents that an output took over.
 	ForwardTooNarrow = on("ForwardTooNarrow")
 	// MergeAlwaysBottom lets any merge drop tombstones, although older tables have the keys.
