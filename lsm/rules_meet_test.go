@@ -453,3 +453,62 @@ func TestR20_ACollectionCalledOffLeavesEverything(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestG06_WhatIsFreedTwiceIsFreedOnce: a segment has one owner that frees it, the
+// set of the log. Whoever drops it again finds nothing, and no two segments are
+// ever written to one file.
+func TestG06_WhatIsFreedTwiceIsFreedOnce(t *testing.T) {
+	db := mustOpen(t, "data", gcOptions(memfs.New()))
+	defer db.Close()
+	value := separated(t, db, "a", "b")
+	once, _ := collectable(db)
+	if err := collectByHand(db, once, nil); err != nil {
+		t.Fatal(err)
+	}
+	freed := func() int64 { s := db.log.Stats(); return int64(s.Pooled) + s.Reused + s.Removed }
+	until(t, "the victims to be freed", func() bool { return freed() == int64(len(once)) })
+	if err := collectByHand(db, once, nil); !errors.Is(err, errGone) {
+		t.Errorf("a second collection of %v: %v", once, err)
+	}
+	db.log.Drop(once)
+	db.log.Drop(once)
+	separated(t, db) // takes what is in the pool
+	separated(t, db)
+	want(t, db, "a", value)
+	want(t, db, "b", value)
+	if n := freed(); n != int64(len(once)) {
+		t.Errorf("%d files were freed of %d segments", n, len(once))
+	}
+	if err := checkStore(db); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestC02_OpenReadersAreShown: whoever wonders why space does not come back sees
+// how many readers hold it, and since which write.
+func TestC02_OpenReadersAreShown(t *testing.T) {
+	db := mustOpen(t, "data", gcOptions(memfs.New()))
+	defer db.Close()
+	shown := func(n int, oldest Seqno) {
+		t.Helper()
+		if s := db.Stats(); s.Snapshots != n || s.OldestSnapshot != oldest {
+			t.Errorf("%d readers since seqno %d are shown, want %d since %d", s.Snapshots, s.OldestSnapshot, n, oldest)
+		}
+	}
+	shown(0, 0)
+	first := set(t, db, "k", "1")
+	snap, err := db.NewSnapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := set(t, db, "k", "2")
+	it, err := db.NewIter(nil, nil, IterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown(2, first)
+	snap.Close()
+	shown(1, second)
+	it.Close()
+	shown(0, 0)
+}

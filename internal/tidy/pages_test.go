@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"fluxkv/internal/mutant"
 )
 
 var (
@@ -147,5 +149,38 @@ func TestMakefileTargetsAreExplained(t *testing.T) {
 	}
 	if count < 7 {
 		t.Errorf("only %d targets found", count)
+	}
+}
+
+// TestPageTests: a test that a page names is there, and a defect in the table of
+// rules is planted.
+func TestPageTests(t *testing.T) {
+	tests := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	walk(t, func(name string) {
+		if strings.HasSuffix(name, "_test.go") {
+			for _, m := range declared.FindAllStringSubmatch(readFile(t, name), -1) {
+				tests[m[1]] = true
+			}
+		}
+	})
+	if len(tests) < 100 {
+		t.Fatalf("only %d tests found", len(tests))
+	}
+	named := regexp.MustCompile("`(Test[A-Z0-9]\\w*)`")
+	for _, page := range pages(t) {
+		for i, line := range strings.Split(readFile(t, page), "\n") {
+			for _, m := range named.FindAllStringSubmatch(line, -1) {
+				if !tests[m[1]] {
+					t.Errorf("%s:%d: no test is called %s", page, i+1, m[1])
+				}
+			}
+		}
+	}
+	defect := regexp.MustCompile("`([A-Z][A-Za-z]+)`")
+	for _, m := range defect.FindAllStringSubmatch(readFile(t, "docs/rules.md"), -1) {
+		if !strings.HasPrefix(m[1], "Test") && !slices.Contains(mutant.Names, m[1]) {
+			t.Errorf("docs/rules.md: no defect is called %s", m[1])
+		}
 	}
 }
