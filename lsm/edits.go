@@ -79,6 +79,9 @@ func (db *DB) sealed(s wal.SealedSegment) error {
 		if _, ok := st.Segment(s.ID); !ok {
 			return nil
 		}
+		if s.Bytes == 0 {
+			return &manifest.Edit{EndSegments: []manifest.EndSegment{{ID: s.ID, End: s.End, Last: s.Last, Next: s.Next}}}
+		}
 		return &manifest.Edit{SealSegments: []manifest.SealSegment{{
 			ID: s.ID, End: s.End, Last: s.Last, FileBytes: s.Bytes, Footer: true,
 		}}}

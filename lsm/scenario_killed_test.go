@@ -25,9 +25,11 @@ func init() { scenarios = append(scenarios, killedScenarios...) }
 // The segments are full, and the manifest has no end of them.
 type footless struct {
 	*tapFS
-	mu    sync.Mutex
-	left  int // footers begun
-	place map[string]int
+	mu      sync.Mutex
+	left    int // footers begun
+	place   map[string]int
+	ends    bool // the manifest takes the end of one alone
+	refused int  // ends that it did not take
 }
 
 var errFootless = errors.New("no footer today")
@@ -48,8 +50,16 @@ func newFootless(inner vfs.FS) *footless {
 		} else if begun && op.Kind == vfs.OpTruncate {
 			f.place[op.Name] = place + footlessPlaces
 		}
+		// A record that is appended and begins with the end of a segment has nothing
+		// else.
+		end := op.Kind == vfs.OpWriteAt && op.Off > 0 && strings.Contains(op.Name, "MANIFEST") && len(p) > 16 && p[16] == 3 && !f.ends
+		if end {
+			f.refused++
+		}
 		f.mu.Unlock()
 		switch {
+		case end:
+			return vfs.ErrNoSpace // which leaves the manifest as it was
 		case begun && place == 0 && op.Kind == vfs.OpWriteAt,
 			begun && place == 1 && op.Kind == vfs.OpTruncate,
 			begun && place == 2+footlessPlaces && op.Kind == vfs.OpSync:
@@ -65,6 +75,15 @@ func (f *footless) begun() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.left
+}
+
+// takeEnds has the manifest take ends once it has refused one. It returns how many
+// it refused.
+func (f *footless) takeEnds() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ends = f.refused > 0
+	return f.refused
 }
 
 // leftFull makes a base that a kill left with full segments of which no end is
@@ -88,7 +107,7 @@ func leftFull(play func(p *player)) func(*testing.T, Options) (*memfs.FS, *histo
 
 // endless returns the segments of the log without an end, of a store that is
 // closed or killed.
-func endless(t testing.TB, disk *memfs.FS, o Options) (before, behind []entry.SegmentID) {
+func endless(t testing.TB, disk *memfs.FS) (before, behind []entry.SegmentID) {
 	t.Helper()
 	format, err := manifest.ReadFormat(disk, "data")
 	if err != nil {
@@ -157,7 +176,7 @@ func TestR04_AStartRecordsTheEndOfFullSegments(t *testing.T) {
 	sc := killedScenarios[0]
 	o := sc.tiny()
 	disk, _ := sc.start(t)
-	before, behind := endless(t, disk, o)
+	before, behind := endless(t, disk)
 	if len(before) < footlessPlaces || len(behind) < footlessPlaces {
 		t.Fatalf("segments %v before replay-from and %v behind it have no end: too few", before, behind)
 	}
@@ -205,6 +224,55 @@ func TestR04_AStartRecordsTheEndOfFullSegments(t *testing.T) {
 	}
 }
 
+// TestG9_AFailedFooterCostsNoEnd: a footer that cannot be written costs the segment
+// its index, not its end, without which it would not be collected before a
+// restart. When the manifest has no room for the end it is recorded later.
+func TestG9_AFailedFooterCostsNoEnd(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		t.Run(fmt.Sprintf("manifest full=%v", full), func(t *testing.T) {
+			disk := memfs.New()
+			fs := newFootless(disk)
+			fs.ends = !full
+			o := tinyOptions()
+			o.FS = fs
+			db := mustOpen(t, "data", o)
+			write := func(round int) {
+				for i := range 8 {
+					set(t, db, fmt.Sprintf("key%d", i), killedValue(round, i, 6000))
+				}
+			}
+			write(0)
+			if full {
+				for start := time.Now(); fs.takeEnds() == 0; time.Sleep(100 * time.Microsecond) {
+					if time.Since(start) > time.Minute {
+						t.Fatal("no end was refused")
+					}
+				}
+				write(1)
+			}
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if before, behind := endless(t, disk); len(before) > 0 || len(behind) > 2 {
+				t.Errorf("segments %v and %v have no end", before, behind) // the last one and the one prepared have none
+			}
+			o.FS = disk
+			db = mustOpen(t, "data", o)
+			defer db.Close()
+			if n := db.recovery.Ended; n > 0 {
+				t.Errorf("the start had to end %d segments", n)
+			}
+			for i := range 8 {
+				round := 0
+				if full {
+					round = 1
+				}
+				want(t, db, fmt.Sprintf("key%d", i), killedValue(round, i, 6000))
+			}
+		})
+	}
+}
+
 // TestR21_ADamagedFullSegmentGetsNoEnd: a full segment that replay does not read,
 // without a footer and damaged, has no end that could be known. The store opens
 // all the same, says so, serves what can be read, and never frees what it has.
@@ -212,7 +280,7 @@ func TestR21_ADamagedFullSegmentGetsNoEnd(t *testing.T) {
 	sc := killedScenarios[0]
 	o := sc.tiny()
 	disk, _ := sc.start(t)
-	before, _ := endless(t, disk, o)
+	before, _ := endless(t, disk)
 	o.FS = disk
 	bad := entry.SegmentID(0)
 	name := func(id entry.SegmentID) string {

@@ -63,7 +63,8 @@ type LogOptions struct {
 	// group (design R9). An error wrapping vfs.ErrNoSpace and not ErrFailed
 	// says that nothing was recorded.
 	Register func(id entry.SegmentID, kind SegmentKind, bytes int64) error
-	// Sealed records a segment that will not change any more.
+	// Sealed records a segment that will not change any more. It is asked again
+	// with Bytes of 0 when the footer, or recording it, failed.
 	Sealed func(s SealedSegment) error
 	// Idle, if set, is called without locks when the log has fallen idle and
 	// written its promise. An error that wraps ErrFailed ends the log.
@@ -92,7 +93,8 @@ type SealedSegment struct {
 	ID    entry.SegmentID
 	End   uint32      // offset behind the seal group
 	Last  entry.Seqno // highest seqno in it, 0 when it has none
-	Bytes int64       // length of the file with its footer
+	Next  entry.Seqno // the first one behind it
+	Bytes int64       // length of the file with its footer, 0 when that failed
 }
 
 // Log is the running log: one active segment that groups are appended to, one
@@ -347,6 +349,7 @@ func (l *Log) sealRest() {
 	l.o.Mu.Unlock()
 	for l.sealNext() {
 	}
+	l.endWithoutFooter()
 }
 
 // releaseWritten gives the writer's references back. The goroutines have ended.

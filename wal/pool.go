@@ -62,6 +62,9 @@ type preparer struct {
 	err      error  // of the last attempt
 	errOf    uint64 // which attempt that was
 	sealing  []*Segment
+	// unended are full segments without a footer, whose end is not recorded yet. It
+	// belongs to whoever calls sealNext.
+	unended  []SealedSegment
 	recycled []*Segment // dropped, nobody reads them
 	free     []*Segment // pool
 	empty    bool       // the pool is to be emptied
@@ -270,15 +273,45 @@ func (l *Log) sealNext() bool {
 	if !s.dropped.Load() { // nobody wants the index of one that is
 		if err := l.writeFooter(s); err != nil {
 			// The segment is whole without its footer; the index can be made
-			// again from its groups.
+			// again from its groups. Its end is needed: without one it is never
+			// collected. How long the file is on the device is not known now.
 			l.o.Logf("footer of log segment %06d: %v", s.ID, err)
 			if errors.Is(err, ErrFailed) {
 				l.Fail(err)
+			} else {
+				p.unended = append(p.unended, s.sealed())
 			}
 		}
 	}
 	s.Release()
+	l.endWithoutFooter()
 	return true
+}
+
+// endWithoutFooter records the ends of segments whose footers failed. What a full
+// manifest does not take is tried again with the next segment, and at close.
+func (l *Log) endWithoutFooter() {
+	p := &l.prep
+	for len(p.unended) > 0 {
+		if err := l.o.Sealed(p.unended[0]); err != nil {
+			l.o.Logf("end of log segment %06d: %v", p.unended[0].ID, err)
+			if errors.Is(err, ErrFailed) {
+				l.Fail(err)
+			}
+			return
+		}
+		p.unended = p.unended[1:]
+	}
+}
+
+// sealed says where s ends, without a footer.
+func (s *Segment) sealed() SealedSegment {
+	if s.records == 0 {
+		// It was stepped over for a large batch. What came before it is not its
+		// own, and a seqno jump may lie between.
+		return SealedSegment{ID: s.ID, End: s.end, Next: s.first}
+	}
+	return SealedSegment{ID: s.ID, End: s.end, Last: s.last, Next: s.last + 1}
 }
 
 // prepare makes a segment: reused or created, header written, file and
@@ -393,15 +426,10 @@ func (l *Log) writeFooter(s *Segment) error {
 		index.Add(s.base+entry.Seqno(d.delta), d.offset)
 	}
 	s.docs = nil
-	last, recorded := s.last, s.last
-	if s.records == 0 {
-		// It was stepped over for a large batch. What came before it is not its
-		// own, and a seqno jump may lie between.
-		last, recorded = s.first-1, 0
-	}
+	sealed := s.sealed()
 	footer := EncodeFooter(nil, Footer{
 		Segment: s.ID, End: s.end, Records: uint32(s.records),
-		First: s.first, Last: last, Durable: l.DurableSeqno(),
+		First: s.first, Last: sealed.Next - 1, Durable: l.DurableSeqno(),
 	}, index, l.o.Align, &l.o.Secret)
 	b, err := alignedBuffer(alignUp(len(footer), l.o.Align), "segment footer")
 	if err != nil {
@@ -414,13 +442,13 @@ func (l *Log) writeFooter(s *Segment) error {
 			return err
 		}
 	}
-	bytes := int64(s.end) + int64(n)
+	sealed.Bytes = int64(s.end) + int64(n)
 	// Synced before it is cut: a file shorter than it was registered must end
 	// in a footer, or it is damage.
 	if err := s.File.Sync(); err != nil {
 		return err
 	}
-	if err := s.File.Truncate(bytes); err != nil {
+	if err := s.File.Truncate(sealed.Bytes); err != nil {
 		return err
 	}
 	if err := mutant.Skip(mutant.SkipSealSync, s.File.Sync); err != nil {
@@ -432,7 +460,7 @@ func (l *Log) writeFooter(s *Segment) error {
 		}
 	}
 	l.stats.footers.Add(int64(n))
-	return l.o.Sealed(SealedSegment{ID: s.ID, End: s.end, Last: recorded, Bytes: bytes})
+	return l.o.Sealed(sealed)
 }
 
 // close frees what the preparer holds. The goroutines have ended.
