@@ -89,15 +89,19 @@ func (l *faultLoop) healed(p *player, hit vfs.Op) {
 		p.write(i, "healed1:100", "healed2")
 		p.sync(i)
 		p.flush(i)
-		if p.dead != nil {
-			p.problem("the disk works again, but: %w", p.dead)
+		if readOnly = p.db.readOnly.Load(); readOnly == nil || !errors.Is(p.dead, ErrReadOnly) || !l.endsWriting(hit) {
+			if p.dead != nil {
+				p.problem("the disk works again, but: %w", p.dead)
+			}
+			p.verify()
+			if l.once && hit.Kind != vfs.OpRemove {
+				p.store() // files that could not be removed stay until the next open
+			}
+			p.faulty = true
+			return
 		}
-		p.verify()
-		if l.once && hit.Kind != vfs.OpRemove {
-			p.store() // files that could not be removed stay until the next open
-		}
-		p.faulty = true
-		return
+		// A goroutine of the store was about to say that it failed.
+		p.faulty, p.dead = true, nil
 	}
 	if !errors.Is(*readOnly, ErrReadOnly) || !errors.Is(*readOnly, faultfs.ErrInjected) {
 		p.problem("read-only without the cause: %w", *readOnly)
