@@ -45,7 +45,7 @@ func (db *DB) startCompaction() (started, none bool) {
 	if db.o.flushOnDemand && s.compact == 0 {
 		return false, false
 	}
-	if s.ended || db.readOnly.Load() != nil || len(s.mergesNow) >= db.o.Compactors || time.Now().Before(s.mergeAt) {
+	if s.ended || db.readOnly.Load() != nil || len(s.mergesNow) >= db.o.Compactors || s.merges.pause.holds() {
 		return false, false
 	}
 	// Its number comes before its version: what is collected out of that version
@@ -63,7 +63,7 @@ func (db *DB) startCompaction() (started, none bool) {
 		Superseded: func(n uint64) uint64 { return v.version.supersededIn(n, look) },
 		State:      v.version.state, KVStores: db.kvstores, Idle: rest, Cramped: cramped,
 		Hidden:  db.hidden(),
-		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.fenced.has(n, s.now()) },
+		Running: s.mergesNow, Fenced: func(n uint64) bool { return s.merges.fenced.has(n, s.now()) },
 		Horizon: db.horizon(),
 	})
 	if !ok {
@@ -95,25 +95,7 @@ func (db *DB) compactionEnded(c *compactJob, err error, took time.Duration) {
 	i := slices.Index(s.mergesNow, &c.job)
 	s.mergesNow = slices.Delete(s.mergesNow, i, i+1)
 	s.mergeSeqs = slices.Delete(s.mergeSeqs, i, i+1)
-	switch {
-	case err == nil:
-		s.jobsDone++
-		s.mergeBackoff, s.mergeAt = 0, time.Time{}
-		if len(s.fenced) == 0 {
-			s.mergeErr = nil
-		}
-	case s.ended || errors.Is(err, errGone):
-	default:
-		s.mergesFailed++
-		s.mergeErr, s.jobErr = err, err
-		if len(bad) > 0 && !mutant.NoFence {
-			known = s.fence(s.fenced, bad, err)
-			break
-		}
-		s.mergeBackoff = min(max(2*s.mergeBackoff, flushRetryMin), flushRetryMax)
-		s.mergeAt = time.Now().Add(s.mergeBackoff)
-		time.AfterFunc(s.mergeBackoff+time.Millisecond, s.wake)
-	}
+	known = s.jobEnded(&s.merges, bad, err)
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	if err != nil && !known && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {

@@ -87,10 +87,10 @@ func (s *scheduler) unfence(e *manifest.Edit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, n := range e.DropTables {
-		s.fenced.lift(n)
+		s.merges.fenced.lift(n)
 	}
 	for _, id := range e.DropSegments {
-		s.fencedSegments.lift(uint64(id))
+		s.collections.fenced.lift(uint64(id))
 		s.fencedIndexes.lift(uint64(id))
 	}
 }
@@ -105,6 +105,63 @@ func (s *scheduler) fence(f fences, numbers []uint64, err error) (known bool) {
 	}
 	return known
 }
+
+// jobs is what the scheduler knows of the failures of one kind of job.
+type jobs struct {
+	failed int64
+	err    error  // of the last one, if it failed, or of something that is fenced
+	fenced fences // inputs that could not be read
+	pause  backoff
+}
+
+// jobEnded notes the outcome of a job. Inputs that could not be read, bad, are left
+// alone for a while, and other jobs go on at once; after any other failure there is
+// a pause for all of this kind. It reports whether the failure was known before.
+// scheduler.mu is held.
+func (s *scheduler) jobEnded(j *jobs, bad []uint64, err error) (known bool) {
+	switch {
+	case err == nil:
+		s.jobsDone++
+		j.pause = backoff{}
+		if len(j.fenced) == 0 {
+			j.err = nil
+		}
+	case s.ended || errors.Is(err, errGone):
+	default:
+		j.failed++
+		j.err = err
+		if j != &s.flushes {
+			s.jobErr = err
+		}
+		if len(bad) > 0 && !mutant.NoFence {
+			return s.fence(j.fenced, bad, err)
+		}
+		j.pause.failed(s.wake)
+	}
+	return false
+}
+
+// backoff is the pause after a failure: 20 ms, then twice as long each time, up to
+// 1 s. Zero is none.
+type backoff struct {
+	pause time.Duration
+	until time.Time
+}
+
+const (
+	backoffMin = 20 * time.Millisecond
+	backoffMax = time.Second
+)
+
+// failed begins the next pause, and has wake called when it ends.
+func (b *backoff) failed(wake func()) {
+	b.pause = min(max(2*b.pause, backoffMin), backoffMax)
+	b.until = time.Now().Add(b.pause)
+	time.AfterFunc(b.pause+time.Millisecond, wake)
+}
+
+// holds reports whether the pause lasts.
+func (b *backoff) holds() bool { return time.Now().Before(b.until) }
 
 // blamed returns the file that err says could not be read, or whose bytes are
 // wrong; "" when it names none. damaged says that something is, all the same.

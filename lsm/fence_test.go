@@ -39,7 +39,7 @@ func stopFenceClock(db *DB) (pass func(time.Duration)) {
 func (db *DB) pauses() (merges, collections time.Time) {
 	db.sched.mu.Lock()
 	defer db.sched.mu.Unlock()
-	return db.sched.mergeAt, db.sched.gcAt
+	return db.sched.merges.pause.until, db.sched.collections.pause.until
 }
 
 // logged counts the lines of a log with some text.
@@ -419,13 +419,13 @@ func TestR21_EveryReadOfAnInputNamesIt(t *testing.T) {
 		faulty.Add(faultfs.Rule{Kinds: []vfs.OpKind{vfs.OpOpen, vfs.OpSize, vfs.OpReadAt}, Name: name, From: n, Once: true, Fault: faultfs.EIO})
 		err := db.Compact() // nil where what failed was read for advice only
 		db.sched.mu.Lock()
-		for number := range db.sched.fenced {
+		for number := range db.sched.merges.fenced {
 			if number != bad {
 				t.Errorf("call %d, %v: table %d is left alone, too", n, faulty.FirstInjected(), number)
 			}
 		}
-		if err != nil && len(db.sched.fenced) != 1 || !db.sched.mergeAt.IsZero() {
-			t.Errorf("call %d, %v: %d tables are left alone, all merges until %v", n, faulty.FirstInjected(), len(db.sched.fenced), db.sched.mergeAt)
+		if err != nil && len(db.sched.merges.fenced) != 1 || !db.sched.merges.pause.until.IsZero() {
+			t.Errorf("call %d, %v: %d tables are left alone, all merges until %v", n, faulty.FirstInjected(), len(db.sched.merges.fenced), db.sched.merges.pause.until)
 		}
 		db.sched.mu.Unlock()
 		if err != nil {

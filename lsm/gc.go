@@ -40,7 +40,7 @@ type gcJob struct {
 func (db *DB) startGC() (started, none bool) {
 	s := &db.sched
 	s.mu.Lock()
-	ready := (!db.o.flushOnDemand || s.compact > 0) && !s.ended && !s.collecting && !db.o.noGC && db.readOnly.Load() == nil && !time.Now().Before(s.gcAt)
+	ready := (!db.o.flushOnDemand || s.compact > 0) && !s.ended && !s.collecting && !db.o.noGC && db.readOnly.Load() == nil && !s.collections.pause.holds()
 	s.mu.Unlock()
 	if !ready {
 		return false, db.o.noGC
@@ -124,7 +124,7 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 		g := &p.Segments[i]
 		p.Allocated += g.Bytes
 		g.Flushed = g.Flushed || mutant.CollectReplayed && st.Segments[i].Sealed
-		g.Fenced = db.sched.fencedSegments.has(uint64(g.ID), db.sched.now())
+		g.Fenced = db.sched.collections.fenced.has(uint64(g.ID), db.sched.now())
 	}
 	db.sched.mu.Unlock()
 	db.gcAllocated.Store(p.Allocated)
@@ -140,25 +140,7 @@ func (db *DB) gcEnded(c *gcJob, err error) {
 	bad, known := c.unreadable(err), false
 	s.mu.Lock()
 	s.collecting = false
-	switch {
-	case err == nil:
-		s.jobsDone++
-		s.gcBackoff, s.gcAt = 0, time.Time{}
-		if len(s.fencedSegments) == 0 {
-			s.gcErr = nil
-		}
-	case s.ended || errors.Is(err, errGone):
-	default:
-		s.gcFailed++
-		s.gcErr, s.jobErr = err, err
-		if len(bad) > 0 && !mutant.NoFence {
-			known = s.fence(s.fencedSegments, bad, err)
-			break
-		}
-		s.gcBackoff = min(max(2*s.gcBackoff, flushRetryMin), flushRetryMax)
-		s.gcAt = time.Now().Add(s.gcBackoff)
-		time.AfterFunc(s.gcBackoff+time.Millisecond, s.wake)
-	}
+	known = s.jobEnded(&s.collections, bad, err)
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	if err != nil && !known && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {

@@ -193,26 +193,26 @@ func (db *DB) Stats() Stats {
 		Log: db.log.Stats(), Recovery: db.recovery,
 	}
 	db.sched.mu.Lock()
-	s.FlushesFailed, s.FlushesNow = db.sched.failed, db.sched.running
-	if err := db.sched.err; err != nil {
+	s.FlushesFailed, s.FlushesNow = db.sched.flushes.failed, db.sched.running
+	if err := db.sched.flushes.err; err != nil {
 		s.FlushError = err.Error()
 	}
-	s.CompactionsFailed, s.CompactionsNow = db.sched.mergesFailed, len(db.sched.mergesNow)
-	s.CompactionFenced, s.GCFenced = len(db.sched.fenced), len(db.sched.fencedSegments)
+	s.CompactionsFailed, s.CompactionsNow = db.sched.merges.failed, len(db.sched.mergesNow)
+	s.CompactionFenced, s.GCFenced = len(db.sched.merges.fenced), len(db.sched.collections.fenced)
 	for id := range db.sched.fencedIndexes {
-		if db.sched.fencedSegments[id] == nil {
+		if db.sched.collections.fenced[id] == nil {
 			s.GCFenced++
 		}
 	}
-	if err := db.sched.mergeErr; err != nil {
+	if err := db.sched.merges.err; err != nil {
 		s.CompactionError = err.Error()
 	}
 	db.sched.mu.Unlock()
 	s.Flushes, s.FlushedTables = db.counts.flushes.Load(), db.counts.flushedTables.Load()
 	s.FlushedEntries, s.FlushDropped = db.counts.flushedEntries.Load(), db.counts.flushDropped.Load()
 	db.sched.mu.Lock()
-	s.CollectionsFailed, s.CollectingNow = db.sched.gcFailed, db.sched.collecting
-	if err := db.sched.gcErr; err != nil {
+	s.CollectionsFailed, s.CollectingNow = db.sched.collections.failed, db.sched.collecting
+	if err := db.sched.collections.err; err != nil {
 		s.CollectionError = err.Error()
 	}
 	db.sched.mu.Unlock()

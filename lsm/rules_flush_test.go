@@ -50,7 +50,7 @@ func mustFlush(t testing.TB, db *DB) {
 // pauseFlushes lets no flush start any more.
 func pauseFlushes(db *DB) {
 	db.sched.mu.Lock()
-	db.sched.retryAt = time.Now().Add(time.Hour)
+	db.sched.flushes.pause.until = time.Now().Add(time.Hour)
 	db.sched.mu.Unlock()
 }
 

@@ -238,8 +238,8 @@ func TestR21_ADamagedTableIsFencedAlone(t *testing.T) {
 	if n, m := len(st.LevelTables(0, 0)), len(st.LevelTables(1, 0)); failed != 1 || n != 3 || m != 0 || len(st.Tables) != 4 {
 		t.Errorf("%d compactions failed; %d and %d tables above the last level of %d, want 1 failure, 3 and 0 of 4", failed, n, m, len(st.Tables))
 	}
-	if len(db.sched.fenced) != 1 {
-		t.Errorf("%d tables are fenced, one is damaged", len(db.sched.fenced))
+	if len(db.sched.merges.fenced) != 1 {
+		t.Errorf("%d tables are fenced, one is damaged", len(db.sched.merges.fenced))
 	}
 	want(t, db, good, "2")
 	want(t, db, bad, "2") // the newest one is in another table

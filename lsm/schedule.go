@@ -25,9 +25,6 @@ const (
 	// The log that a restart must replay is bounded by this many times the
 	// write cache, in bytes of records and in bytes with padding (design R26).
 	replayRecordFactor, replayPaddedFactor = 2, 8
-	// flushRetryMin and flushRetryMax bound the pause after a flush failed.
-	flushRetryMin = 20 * time.Millisecond
-	flushRetryMax = time.Second
 )
 
 // scheduler runs background jobs: flushes, at most Options.Flushers at once on
@@ -55,10 +52,7 @@ type scheduler struct {
 	running int
 	busy    [kvstoresMax]bool
 	upTo    Seqno // flush whatever has a version at or below it
-	failed  int64 // of flushes
-	err     error // of the last flush
-	retryAt time.Time
-	backoff time.Duration
+	flushes jobs
 	// idle says that nobody writes. compact counts the callers of Compact, who
 	// want everything merged and collected that is worth it.
 	idle    bool
@@ -68,29 +62,21 @@ type scheduler struct {
 	// jobsDone counts the flushes, merges and collections that succeeded.
 	jobsDone int64
 	// Merges: those under way, tables that they must leave alone, and as above.
-	mergesNow    []*compaction.Job
-	mergeSeqs    []uint64 // their numbers
-	fenced       fences
-	mergesFailed int64
-	mergeErr     error
-	mergeAt      time.Time
-	mergeBackoff time.Duration
+	mergesNow []*compaction.Job
+	mergeSeqs []uint64 // their numbers
+	merges    jobs
 	// Garbage collection: one at a time.
-	collecting     bool
-	space          spaceControl
-	fencedSegments fences // as victims
-	fencedIndexes  fences // segments whose index could not be read
-	gcFailed       int64
-	gcErr          error
-	gcAt           time.Time
-	gcBackoff      time.Duration
-	ended          bool
+	collecting    bool
+	space         spaceControl
+	collections   jobs
+	fencedIndexes fences // segments whose index could not be read
+	ended         bool
 }
 
 func (s *scheduler) init() {
 	s.kick = make(chan struct{}, 1)
 	s.cond.L = &s.mu
-	s.fenced, s.fencedSegments, s.fencedIndexes = fences{}, fences{}, fences{}
+	s.merges.fenced, s.collections.fenced, s.fencedIndexes = fences{}, fences{}, fences{}
 	s.now = time.Now
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.usedAt.Store(math.MaxInt64)
@@ -130,8 +116,8 @@ func (s *scheduler) stop() {
 	s.done.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fenced.end()
-	s.fencedSegments.end()
+	s.merges.fenced.end()
+	s.collections.fenced.end()
 	s.fencedIndexes.end()
 }
 
@@ -204,7 +190,7 @@ func (db *DB) Compact() error {
 	defer s.mu.Unlock()
 	s.compact++
 	defer func() { s.compact-- }()
-	failed := s.mergesFailed + s.gcFailed
+	failed := s.merges.failed + s.collections.failed
 	// A look that began before this call does not count.
 	for target := s.looks + 2; ; {
 		if err := db.writable(); err != nil {
@@ -213,7 +199,7 @@ func (db *DB) Compact() error {
 		switch {
 		case s.ended:
 			return ErrClosed
-		case s.mergesFailed+s.gcFailed != failed:
+		case s.merges.failed+s.collections.failed != failed:
 			return db.writeError(corruptError(s.jobErr))
 		case s.looks >= target:
 			return nil
@@ -325,7 +311,7 @@ func (db *DB) startFlush() bool {
 	}
 	s.usedAt.Store(math.MaxInt64)
 	s.paddedAt.Store(math.MaxInt64)
-	if s.ended || s.running >= db.o.Flushers || time.Now().Before(s.retryAt) {
+	if s.ended || s.running >= db.o.Flushers || s.flushes.pause.holds() {
 		return false // the end of the job, or of the pause, wakes us
 	}
 	l := db.flushLimits()
@@ -401,18 +387,7 @@ func (db *DB) flushEnded(picked []int, err error) {
 		s.busy[k] = false
 	}
 	s.running--
-	s.err = err
-	switch {
-	case err == nil:
-		s.jobsDone++
-		s.backoff, s.retryAt = 0, time.Time{}
-	case s.ended:
-	default:
-		s.failed++
-		s.backoff = min(max(2*s.backoff, flushRetryMin), flushRetryMax)
-		s.retryAt = time.Now().Add(s.backoff)
-		time.AfterFunc(s.backoff+time.Millisecond, s.wake)
-	}
+	s.jobEnded(&s.flushes, nil, err)
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	if err == nil {
@@ -451,7 +426,7 @@ func (db *DB) Flush() error {
 	s := &db.sched
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	failed := s.failed
+	failed := s.flushes.failed
 	// Once is enough: from here on the ends of jobs and pauses wake the
 	// scheduler. To wake it after each of its rounds, of which it tells, would
 	// keep both busy for as long as the flush takes.
@@ -466,8 +441,8 @@ func (db *DB) Flush() error {
 			return ErrClosed
 		case db.flushedUpTo(target):
 			return nil
-		case s.failed != failed:
-			return db.writeError(s.err)
+		case s.flushes.failed != failed:
+			return db.writeError(s.flushes.err)
 		}
 		s.cond.Wait()
 	}

@@ -79,7 +79,9 @@ func (db *DB) flushForSpaceLocked() {
 }
 
 // failures counts the jobs that failed. mu is held.
-func (s *scheduler) failures() int64 { return s.failed + s.mergesFailed + s.gcFailed }
+func (s *scheduler) failures() int64 {
+	return s.flushes.failed + s.merges.failed + s.collections.failed
+}
 
 // reserveBytes is the free space that log segments leave to the manifest and to
 // whatever frees space (design R22): three segments, two tables and a
