@@ -409,3 +409,55 @@ func usedBytes(t testing.TB, disk *memfs.FS) int64 {
 	}
 	return sum
 }
+
+// TestW9_GroupsWrittenAgainSurviveAnotherPowerCut: a start through the page cache
+// writes the last groups once more, of which nothing says that they were durable.
+// When they were, no power cut during that may cost them.
+func TestW9_GroupsWrittenAgainSurviveAnotherPowerCut(t *testing.T) {
+	disk := memfs.New()
+	o := tinyOptions()
+	o.BufferedIO = true
+	o.FS = disk
+	db := mustOpen(t, "data", o)
+	value := strings.Repeat("v", 3000)
+	set(t, db, "first", value)
+	set(t, db, "last", value) // nothing vouches for this one
+	image := disk.CrashCopy(1, memfs.DropAll)
+	_ = db.Close()
+	again := 0
+	for n := int64(1); ; n++ {
+		disk := image.CrashCopy(0, memfs.DropAll)
+		disk.CrashAt(n, memfs.Within)
+		o.FS = disk
+		db, err := Open("data", o)
+		if err == nil {
+			_ = db.Close()
+		}
+		op, crashed := disk.Crashed()
+		if !crashed {
+			break
+		}
+		if op.Kind == vfs.OpWriteAt && isSegment(op) && op.Off > 0 {
+			again++
+		}
+		for _, d := range memfs.Damages() {
+			o.FS = disk.CrashCopy(n, d)
+			db, err := Open("data", o)
+			if err != nil {
+				t.Fatalf("power cut within %v, %v: %v", op, d, err)
+			}
+			for _, key := range []string{"first", "last"} {
+				if it, err := db.Get(nil, []byte(key)); err != nil || string(it.Value) != value {
+					t.Errorf("power cut within %v, %v: %s has %d bytes, %v", op, d, key, len(it.Value), err)
+				}
+			}
+			_ = db.Close()
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	if again == 0 {
+		t.Error("no group was written again")
+	}
+}
