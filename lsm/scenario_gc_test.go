@@ -153,6 +153,8 @@ func cannotCompact(p *player, kind vfs.OpKind, pattern string, refusal, want err
 	healed.Store(true)
 	p.calledOff()
 	p.calledOff() // what ran meanwhile may have called for more
+	// A job that was refused, too, may not have said so yet.
+	p.wait(time.Minute, func(s Stats) bool { return s.CompactionsNow == 0 && !s.CollectingNow })
 	pass(fenceMax)
 	switch {
 	case errors.Is(err, want) || err == nil && p.faulty:
