@@ -54,6 +54,8 @@ const (
 	GCFree       GCReason = "free"        // nothing to collect, but something to drop
 	GCCramped    GCReason = "disk full"   // or nearly
 	GCWithin     GCReason = "within"      // nothing to do
+	// GCSmall: many segments are far smaller than an output, and become one.
+	GCSmall GCReason = "small"
 	// GCHidden: over the target, or on a full disk, but no segment has garbage enough that is known
 	// of. Merging the key index finds more.
 	GCHidden GCReason = "hidden"
@@ -93,6 +95,11 @@ const (
 	beyondMin = 1.0 / 4
 	// victimsMax bounds the files that a job has open, and what is held twice.
 	victimsMax = 16
+	// A segment of at most this share of an output is small, and so many small ones
+	// of a kind are put together, whatever lives in them: every start of a store ends
+	// a segment, and a collection may keep a single document. A document is moved
+	// for that once for each time its segment grows by so much.
+	smallShare = 1.0 / victimsMax
 )
 
 // PickSegments returns the segments to collect next; false when there is
@@ -118,7 +125,7 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 	}
 	above := float64(allocated) > target*float64(in.Live)
 	over := above || in.Cramped
-	var victims []GCSegment
+	var victims, small []GCSegment
 	dying := false
 	ages, flushed, known := 0.0, 0, int64(0)
 	garbage, of := int64(0), int64(0) // in segments that may be picked, and their bytes
@@ -139,6 +146,9 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 		default:
 			garbage, of = garbage+s.Bytes-s.Live, of+s.Bytes
 			victims = append(victims, s)
+			if float64(s.Bytes) <= smallShare*float64(in.SegmentBytes) {
+				small = append(small, s)
+			}
 		}
 	}
 	least := garbageMin
@@ -174,6 +184,9 @@ func PickSegments(in GCPicture) (GCJob, bool) {
 		return cmp.Or(cmp.Compare(in.benefit(b, meanAge), in.benefit(a, meanAge)), cmp.Compare(a.ID, b.ID))
 	})
 	j.fill(victims, in)
+	if len(j.Once)+len(j.Again) == 0 && !in.Cramped {
+		j.together(small, in)
+	}
 	return j, len(j.Free)+len(j.Once)+len(j.Again) > 0
 }
 
@@ -207,6 +220,24 @@ func (j *GCJob) fill(victims []GCSegment, in GCPicture) {
 	}
 	slices.Sort(j.Once)
 	slices.Sort(j.Again)
+}
+
+// together takes the smallest of many small segments of one kind.
+func (j *GCJob) together(small []GCSegment, in GCPicture) {
+	slices.SortFunc(small, func(a, b GCSegment) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.ID, b.ID))
+	})
+	for _, kind := range []manifest.SegmentKind{manifest.SegmentLog, manifest.SegmentGC} {
+		of := slices.DeleteFunc(slices.Clone(small), func(s GCSegment) bool { return s.Kind != kind })
+		if len(of) < victimsMax {
+			continue
+		}
+		if j.Reason == GCWithin || j.Reason == GCFree {
+			j.Reason = GCSmall
+		}
+		j.fill(of[:victimsMax], in)
+		return
+	}
 }
 
 // benefit of collecting s, with age in units of meanAge.

@@ -97,7 +97,8 @@ func TestPickSegments(t *testing.T) {
 
 // TestPickSegmentsRules: whatever the segments are, only flushed free ones are
 // picked, each once, none unread but of the log with nothing live; and a store
-// within its target is left alone unless a segment is nearly dead.
+// within its target is left alone unless a segment is nearly dead, or many are
+// small.
 func TestPickSegmentsRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := GCPicture{
@@ -144,7 +145,8 @@ func TestPickSegmentsRules(t *testing.T) {
 			if s.Fenced || (i >= len(j.Once)) != (s.Kind == manifest.SegmentGC) {
 				t.Fatalf("%+v in %+v", s, j)
 			}
-			if !in.Cramped && float64(in.Allocated) <= 1.5*float64(in.Live) && s.Live > 0 && float64(s.Live) >= nearlyDead*float64(s.Bytes) {
+			small := len(victims) == victimsMax && float64(s.Bytes) <= smallShare*float64(in.SegmentBytes)
+			if !small && !in.Cramped && float64(in.Allocated) <= 1.5*float64(in.Live) && s.Live > 0 && float64(s.Live) >= nearlyDead*float64(s.Bytes) {
 				t.Fatalf("within the target: %+v in %+v", s, j)
 			}
 		}
@@ -156,6 +158,47 @@ func TestPickSegmentsRules(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestSmallSegmentsComeTogether: however many small segments there are, few stay,
+// and a document is seldom moved.
+func TestSmallSegmentsComeTogether(t *testing.T) {
+	for _, kind := range []manifest.SegmentKind{manifest.SegmentLog, manifest.SegmentGC} {
+		const block, output = 12, 4096 // KiB
+		in := GCPicture{SegmentBytes: output, Next: 1e6}
+		for i := range 5000 {
+			in.Segments = append(in.Segments, GCSegment{ID: entry.SegmentID(i + 1), Kind: kind, Last: entry.Seqno(i + 1), Bytes: block, Live: block, Flushed: true})
+			in.Live += block
+		}
+		in.Allocated = in.Live
+		next, moved := entry.SegmentID(5001), int64(0)
+		for {
+			j, ok := PickSegments(in)
+			if !ok {
+				break
+			}
+			gone := slices.Concat(j.Once, j.Again)
+			if j.Reason != GCSmall || len(gone) != victimsMax || j.Live > output {
+				t.Fatalf("%+v", j)
+			}
+			in.Segments = slices.DeleteFunc(in.Segments, func(s GCSegment) bool { return slices.Contains(gone, s.ID) })
+			in.Segments = append(in.Segments, GCSegment{ID: next, Kind: manifest.SegmentGC, Bytes: j.Live, Live: j.Live, Flushed: true})
+			next++
+			moved += j.Live
+		}
+		small := 0
+		for _, s := range in.Segments {
+			if s.Bytes <= output/victimsMax {
+				small++
+			}
+		}
+		if small >= 2*victimsMax || len(in.Segments) > 2*victimsMax+int(in.Live)*victimsMax/output {
+			t.Errorf("%v: %d segments are left, %d of them small", kind, len(in.Segments), small)
+		}
+		if most := 3 * in.Live; moved > most {
+			t.Errorf("%v: %d bytes were moved of %d", kind, moved, in.Live)
+		}
+	}
 }
 
 // collector is a store of documents of one size whose every overwrite is known
