@@ -102,8 +102,10 @@ const (
 	// how much can be found, so less than that is not worth its writing: a store whose
 	// target is below the floor of its values would merge for ever for nothing.
 	hiddenDen = 2
-	// staticSpaceAmp is that of a last level with nothing above it.
-	staticSpaceAmp = 1.15
+	// staticSpaceAmp is that of a store with nothing above the last level: what its
+	// entries take, 1.12 for 64 B and 1.17 for 8 B, and about 0.05 for merges under
+	// way, the log of the write cache and the segments in hand.
+	staticSpaceAmp = 1.2
 )
 
 // RangeBytes is the size of a range now.

@@ -71,7 +71,7 @@ type Options struct {
 	SpaceAmp float64
 	// MergeShare is how much of the last level's entries may lie above it
 	// before they are merged into it, from 0.01 to 2. Default by SpaceAmp: 0.15
-	// where values are separated, 0.30 where inline values are much of the bytes.
+	// where values are separated, 0.25 where inline values are much of the bytes.
 	MergeShare float64
 	// Leveled keeps the key index in levels that grow by LevelMultiplier
 	// (default 10), from BaseLevelBytes (default 64 MiB) on, and merges
