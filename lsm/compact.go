@@ -90,12 +90,12 @@ func (db *DB) startCompaction() (started, none bool) {
 // at once. After any other failure there is a pause.
 func (db *DB) compactionEnded(c *compactJob, err error, took time.Duration) {
 	s := &db.sched
-	bad, known := c.unreadable(err), false
+	bad := c.unreadable(err)
 	s.mu.Lock()
 	i := slices.Index(s.mergesNow, &c.job)
 	s.mergesNow = slices.Delete(s.mergesNow, i, i+1)
 	s.mergeSeqs = slices.Delete(s.mergeSeqs, i, i+1)
-	known = s.jobEnded(&s.merges, bad, err)
+	known := s.jobEnded(&s.merges, bad, err)
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	if err != nil && !known && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {

@@ -137,10 +137,10 @@ func (db *DB) gcPicture(v *view) compaction.GCPicture {
 // collected at once. After any other failure there is a pause.
 func (db *DB) gcEnded(c *gcJob, err error) {
 	s := &db.sched
-	bad, known := c.unreadable(err), false
+	bad := c.unreadable(err)
 	s.mu.Lock()
 	s.collecting = false
-	known = s.jobEnded(&s.collections, bad, err)
+	known := s.jobEnded(&s.collections, bad, err)
 	s.cond.Broadcast()
 	s.mu.Unlock()
 	if err != nil && !known && !errors.Is(err, context.Canceled) && !errors.Is(err, errGone) {

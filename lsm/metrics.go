@@ -207,15 +207,13 @@ func (db *DB) Stats() Stats {
 	if err := db.sched.merges.err; err != nil {
 		s.CompactionError = err.Error()
 	}
-	db.sched.mu.Unlock()
-	s.Flushes, s.FlushedTables = db.counts.flushes.Load(), db.counts.flushedTables.Load()
-	s.FlushedEntries, s.FlushDropped = db.counts.flushedEntries.Load(), db.counts.flushDropped.Load()
-	db.sched.mu.Lock()
 	s.CollectionsFailed, s.CollectingNow = db.sched.collections.failed, db.sched.collecting
 	if err := db.sched.collections.err; err != nil {
 		s.CollectionError = err.Error()
 	}
 	db.sched.mu.Unlock()
+	s.Flushes, s.FlushedTables = db.counts.flushes.Load(), db.counts.flushedTables.Load()
+	s.FlushedEntries, s.FlushDropped = db.counts.flushedEntries.Load(), db.counts.flushDropped.Load()
 	s.Collections, s.GCRead = db.counts.collections.Load(), db.counts.gcRead.Load()
 	s.GCKept, s.GCDropped = db.counts.gcKept.Load(), db.counts.gcDropped.Load()
 	s.Probes, s.ProbesReplaced, s.MovedReads = db.counts.probes.Load(), db.counts.probesHit.Load(), db.counts.movedReads.Load()

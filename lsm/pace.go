@@ -74,6 +74,7 @@ func (c *spaceControl) rate(pressure float64) int64 {
 // batch is paid for by those after it.
 type pacer struct {
 	rate          atomic.Int64 // bytes a second, 0 without bound
+	ended         atomic.Bool  // the store is closed or read-only: nobody waits any more
 	slowed, nanos atomic.Int64 // writers that waited, and how long
 
 	// mu guards the fields below; a leaf.
@@ -91,6 +92,9 @@ func (p *pacer) set(rate int64) {
 	}
 	p.rate.Store(rate)
 }
+
+// end lets writers go, whatever rate a look for segments still sets.
+func (p *pacer) end() { p.ended.Store(true) }
 
 // wait returns when n bytes may be written.
 func (p *pacer) wait(n int64) {
@@ -118,7 +122,7 @@ func (p *pacer) take(n int64, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	rate := float64(p.rate.Load())
-	if rate == 0 {
+	if rate == 0 || p.ended.Load() {
 		return 0
 	}
 	if now.After(p.at) { // others may have looked at the clock later

@@ -121,32 +121,38 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-// TestPacerLetsGo: writers that are held up go on when the bound ends.
+// TestPacerLetsGo: writers that are held up go on when the bound ends, or the store
+// does; and then a rate that is set late holds up nobody.
 func TestPacerLetsGo(t *testing.T) {
-	var p pacer
-	p.wait(1 << 40) // without a bound
-	p.set(1)
-	p.mu.Lock()
-	p.tokens = -1e9
-	p.mu.Unlock()
-	var all sync.WaitGroup
-	for range 8 {
-		all.Add(1)
-		go func() {
-			defer all.Done()
-			p.wait(100)
-		}()
+	for name, letGo := range map[string]func(p *pacer){
+		"no bound": func(p *pacer) { p.set(0) },
+		"the end":  func(p *pacer) { p.end(); p.set(2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var p pacer
+			p.wait(1 << 40) // without a bound
+			p.set(1)
+			p.mu.Lock()
+			p.tokens = -1e9
+			before := p.at
+			p.mu.Unlock()
+			var all sync.WaitGroup
+			for range 8 {
+				all.Add(1)
+				go func() {
+					defer all.Done()
+					p.wait(100)
+				}()
+			}
+			for waits := false; !waits; {
+				p.mu.Lock()
+				waits = p.at.After(before)
+				p.mu.Unlock()
+			}
+			letGo(&p)
+			all.Wait()
+		})
 	}
-	for {
-		p.mu.Lock()
-		looked := p.at
-		p.mu.Unlock()
-		if time.Since(looked) < time.Second { // somebody waits
-			break
-		}
-	}
-	p.set(0)
-	all.Wait()
 }
 
 // TestWritersArePacedWhileCollectionsRun: what collections won is the measure; and

@@ -156,7 +156,7 @@ func (q *quota) unblock() {
 
 // stop makes every stalled and later stalled writer fail with err.
 func (q *quota) stop(err error) {
-	q.pace.set(0)
+	q.pace.end()
 	q.mu.Lock()
 	if q.err == nil {
 		q.err = err
