@@ -69,7 +69,7 @@ bench-restart: build
 
 # bench-load: the engine beside Pebble, SIZE of documents loaded, ROUNDS times each, values of VALUE_SIZES bytes
 bench-load:
-	@scripts/bench-load.sh $(SIZE) $(ROUNDS) $(VALUE_SIZES)
+	@scripts/bench-peers.sh compare --size $(SIZE) --rounds $(ROUNDS) --value-sizes $(VALUE_SIZES)
 
 # bench-overwrite: write and space amplification of overwrites, values of OVERWRITE_SIZES bytes, SCALE times the data
 bench-overwrite:
@@ -83,7 +83,7 @@ bench-overwrite-latency:
 # times by WRITERS in batches of BATCH, ROUNDS runs of each of ENGINES
 bench-overwrite-peers:
 	@case ",$(ENGINES)," in *,rocksdb,*) scripts/install-test-deps.sh db_bench=rocksdb-tools ;; esac
-	@scripts/bench-overwrite-peers.sh --size $(SIZE) --times $(OVERWRITES) --rounds $(ROUNDS) --writers $(WRITERS) --batch $(BATCH) \
+	@scripts/bench-peers.sh compare-overwrite --size $(SIZE) --times $(OVERWRITES) --rounds $(ROUNDS) --writers $(WRITERS) --batch $(BATCH) \
 		--value-size $(VALUE_SIZE) --engines $(ENGINES) $(PEERS_FLAGS)
 
 # bench-go: Go benchmarks of the packages, with allocations (BENCH=regexp selects)
