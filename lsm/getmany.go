@@ -56,13 +56,21 @@ func (b *ReadBatch) Len() int { return len(b.gets) }
 // that this reader wrote or saw.
 func (b *ReadBatch) After(s Seqno) { b.after = s }
 
-// Item returns the document of key i. It is valid until Release, and only when
-// Err(i) is nil.
+// Item returns the document of key i, which must be ready. It is valid until
+// Release, and only when Err(i) is nil.
 func (b *ReadBatch) Item(i int) *Item { return &b.items[i] }
 
 // Err returns what happened to key i: nil, ErrNotFound, ErrKeySize, ErrReadLimit,
 // or an error wrapping ErrCorrupt or an I/O error.
 func (b *ReadBatch) Err(i int) error { return b.errs[i] }
+
+// Wait returns when the first n keys at least, n <= Len, have their answers, and
+// how many, from the first on, have.
+func (b *ReadBatch) Wait(n int) int { return len(b.gets) }
+
+// Ready takes what has been read by now and returns how many keys, from the
+// first on, have their answers. It does not wait.
+func (b *ReadBatch) Ready() int { return len(b.gets) }
 
 // Release lets go of the memory and files that the items alias. It may be
 // called more than once.
@@ -83,6 +91,15 @@ const readBytesMax = 8 * mib
 // store's memory until b is released. It returns ErrClosed; what happened to
 // each key is in b.
 func (db *DB) GetMany(b *ReadBatch) error {
+	err := db.StartMany(b)
+	b.Wait(b.Len())
+	return err
+}
+
+// StartMany begins what GetMany does and returns when memory has answered what
+// it can and the reads from the device are under way. Wait or Ready take them
+// on. The batch must be waited for, or released, before it is used again.
+func (db *DB) StartMany(b *ReadBatch) error {
 	b.Release()
 	n := len(b.gets)
 	b.items = resize(b.items, n)

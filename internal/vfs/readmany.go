@@ -14,6 +14,8 @@ type Read struct {
 	Off  int64
 	N    int
 	Err  error
+	// Tag is the caller's: nothing here looks at it.
+	Tag int
 }
 
 func (r *Read) do() {
