@@ -23,11 +23,56 @@ type osFile struct {
 	// back, and the system hand it to another file, while a call uses it.
 	mu sync.RWMutex
 	f  *os.File // nil after Close
+
+	// asyncMu guards the fields below. It is the last lock taken.
+	asyncMu sync.Mutex
+	reads   int  // that the kernel does asynchronously with fd
+	io      *IO  // whose they are
+	closing bool // no more of them
+}
+
+// acquireRead keeps fd open for an asynchronous read by e, until releaseRead.
+// It reports false if the file is being closed, or busy with another IO's reads.
+func (f *osFile) acquireRead(e *IO) bool {
+	f.asyncMu.Lock()
+	defer f.asyncMu.Unlock()
+	if f.closing || f.reads > 0 && f.io != e {
+		return false
+	}
+	f.reads++
+	f.io = e
+	return true
+}
+
+// releaseRead ends a read of acquireRead. It reports whether that was the last
+// one that a Close waits for.
+func (f *osFile) releaseRead() bool {
+	f.asyncMu.Lock()
+	defer f.asyncMu.Unlock()
+	f.reads--
+	return f.closing && f.reads == 0
+}
+
+// reading reports whether the kernel does asynchronous reads with fd.
+func (f *osFile) reading() bool {
+	f.asyncMu.Lock()
+	defer f.asyncMu.Unlock()
+	return f.reads > 0
 }
 
 func (f *osFile) Name() string { return f.name }
 
+// Close waits for reads in flight (rule R20): their buffers and fd are the
+// kernel's. It collects them itself if nobody else does, so that the owner of
+// their queue may close the file.
 func (f *osFile) Close() error {
+	f.asyncMu.Lock()
+	f.closing = true
+	e := f.io
+	f.asyncMu.Unlock()
+	if e != nil {
+		e.drainFile(f)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.f == nil {

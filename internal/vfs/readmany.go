@@ -5,26 +5,6 @@ import (
 	"sync/atomic"
 )
 
-// Read is one positional read of ReadMany: File, Buf and Off are the caller's,
-// N and Err the answer, as File.ReadAt returns them, except that Err is nil
-// whenever Buf was filled.
-type Read struct {
-	File File
-	Buf  []byte
-	Off  int64
-	N    int
-	Err  error
-	// Tag is the caller's: nothing here looks at it.
-	Tag int
-}
-
-func (r *Read) do() {
-	r.N, r.Err = r.File.ReadAt(r.Buf, r.Off)
-	if r.N == len(r.Buf) {
-		r.Err = nil
-	}
-}
-
 const (
 	// A flash device reaches its best rate at 32 to 64 reads in flight; more
 	// from one caller only make the others wait.

@@ -1,0 +1,697 @@
+package vfs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+
+	"fluxkv/internal/aio"
+)
+
+// IOOptions says how an IO reads.
+type IOOptions struct {
+	// Engine is how reads reach the device: "uring", "aio" or "pread". Empty:
+	// the best that a probe finds usable.
+	Engine string
+	// Depth is the most reads in flight at the device, of all callers together,
+	// 1 to IODepthMax. More raises the rate of a flash device and the time of
+	// each read. Default 128.
+	Depth int
+	// Dir is where the probe writes and reads a file, on the file system of the
+	// store. Needed by engines of the kernel only.
+	Dir string
+	// FS is OS or a test disk. Anything but OSFS is read by "pread", through
+	// File.ReadAt.
+	FS FS
+	// Logf is told, once, which engine was chosen and why not a better one. It
+	// may be nil.
+	Logf func(format string, args ...any)
+}
+
+const (
+	// ioDepthDefault is where the flash devices measured reach their best rate.
+	ioDepthDefault = 128
+	// IODepthMax bounds IOOptions.Depth: with the pread engine each read in
+	// flight holds a thread of the system, and 1,024 are 8 MiB of stacks in
+	// the kernel.
+	IODepthMax = 1024
+)
+
+// The names of the engines.
+const (
+	EngineURing = "uring"
+	EngineAIO   = "aio"
+	EnginePread = "pread"
+)
+
+// IOStats counts what an IO did since it was made.
+type IOStats struct {
+	Reads    uint64 // finished, whatever their outcome
+	Bytes    uint64 // that they brought
+	Submits  uint64 // system calls that started reads
+	Waits    uint64 // system calls that collected finished reads
+	Alone    uint64 // reads that their caller did itself, without an engine
+	Pooled   uint64 // reads by goroutines of the pool
+	Retried  uint64 // reads that an engine of the kernel left short, failed or refused: done again by File.ReadAt
+	InFlight int    // at the device now, or given to the pool
+	Queued   int    // submitted and not in flight yet
+}
+
+// IO does the reads of many callers together on one engine. There is one per
+// store; it is safe for concurrent use.
+//
+//	queue A  [r][r][r]  \                            slot 0  A's read
+//	queue B  [r]         > one of each in turn ----> slot 1  B's read
+//	queue C  [r][r]     /                            ..Depth
+//
+// No thread is dedicated to it. Callers that wait take turns: one of them, the
+// reaper, waits in the kernel for whatever finishes first, hands finished
+// reads to their queues, starts what is next, and leaves the role to another
+// one when its own read is there. All others sleep.
+//
+// What no engine of the kernel can read, a file of a test disk for one, is
+// read by goroutines through File.ReadAt, within the same Depth. The pread
+// engine is nothing but this.
+type IO struct {
+	ring  aio.Ring // nil: pread
+	depth int
+	help  func() // helpPool; starting a kept func allocates nothing
+
+	queues sync.Pool // of ReadMany
+
+	// mu guards everything below, and the parts of ReadQueue and Read that say
+	// so. It is taken before osFile.asyncMu and never held over a system call.
+	mu     sync.Mutex
+	closed bool
+	// turns lists the queues that have reads to start; each comes once.
+	turns    queueList
+	queued   int
+	inFlight int
+
+	slots     []*Read  // by slot: what the kernel reads into; keeps buffers reachable
+	freeSlots []uint32 // a stack
+	submitted int      // taken by the kernel, less those handed to their queues; below 0 while a submitter is late
+	reaping   bool     // somebody is the reaper, and owns events
+	events    []aio.Event
+	batches   []*ioBatch // spare ones
+	waiters   waiterList // asleep, longest first
+	heir      *waiter    // woken to become the reaper and not there yet
+
+	pool     readList // in flight, waiting for a goroutine
+	starting int      // goroutines that are on their way to it
+
+	stats IOStats
+}
+
+// ioBatch is what one caller gives to the kernel at once.
+type ioBatch struct {
+	ops []aio.Op
+}
+
+// NewIO returns an IO. An engine that was asked for by name and that the
+// kernel refuses is an error that says why.
+func NewIO(o IOOptions) (*IO, error) {
+	if o.Depth == 0 {
+		o.Depth = ioDepthDefault
+	}
+	if o.Depth < 0 || o.Depth > IODepthMax {
+		return nil, fmt.Errorf("I/O depth %d is not within 1 to %d", o.Depth, IODepthMax)
+	}
+	ring, err := openRing(o)
+	if err != nil {
+		return nil, err
+	}
+	return newIO(ring, o.Depth), nil
+}
+
+// newIO takes the ring over; nil means pread.
+func newIO(ring aio.Ring, depth int) *IO {
+	e := &IO{ring: ring, depth: depth}
+	e.help = e.helpPool
+	if ring != nil {
+		e.slots = make([]*Read, depth)
+		e.events = make([]aio.Event, depth)
+		e.freeSlots = make([]uint32, depth)
+		for i := range e.freeSlots {
+			e.freeSlots[i] = uint32(depth - 1 - i)
+		}
+	}
+	e.queues.New = func() any {
+		q := new(ReadQueue)
+		q.Init(e)
+		return q
+	}
+	return e
+}
+
+// Engine returns the name of the engine in use.
+func (e *IO) Engine() string {
+	if e.ring == nil {
+		return EnginePread
+	}
+	return e.ring.Name()
+}
+
+// Depth returns the most reads in flight.
+func (e *IO) Depth() int { return e.depth }
+
+// Stats returns the counts so far.
+func (e *IO) Stats() IOStats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.stats
+	s.InFlight, s.Queued = e.inFlight, e.queued
+	return s
+}
+
+// Close waits for what was submitted, which may mean to read it, and gives the
+// engine back. Reads added later fail with fs.ErrClosed; those finished can
+// still be taken from their queues. Closing again returns fs.ErrClosed.
+func (e *IO) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return fs.ErrClosed
+	}
+	e.closed = true
+	w := newWaiter()
+	for e.inFlight > 0 || e.queued > 0 {
+		e.waitLocked(w)
+	}
+	e.passOnLocked()
+	e.mu.Unlock()
+	if e.ring == nil {
+		return nil
+	}
+	return e.ring.Close()
+}
+
+// drainFile waits until no read of f is in the kernel. f must refuse new ones.
+func (e *IO) drainFile(f *osFile) {
+	e.mu.Lock()
+	w := newWaiter()
+	w.file = f
+	for f.reading() {
+		e.waitLocked(w)
+	}
+	e.passOnLocked()
+	e.mu.Unlock()
+}
+
+// waitLocked waits for something to finish on behalf of w, which is no queue.
+// It returns with mu held, maybe for nothing.
+func (e *IO) waitLocked(w *waiter) {
+	if e.pumpLocked(nil); e.mayReapLocked() {
+		e.reapLocked(1)
+		e.pumpLocked(nil)
+		return
+	}
+	e.parkLocked(w)
+}
+
+// ReadMany does all reads, many at once, and returns when the last is done.
+// Files may repeat; buffers must not overlap, and neither they nor reads may
+// be on a stack. It keeps no slice.
+func (e *IO) ReadMany(reads []Read) {
+	q := e.queues.Get().(*ReadQueue)
+	for i := range reads {
+		q.Add(&reads[i])
+	}
+	for q.Next() != nil {
+	}
+	e.queues.Put(q)
+}
+
+// ReadQueue is one caller's reads under way. It is used by one goroutine at a
+// time and allocates nothing once Init was called. Nothing is ever cancelled:
+// who stops early calls Next until it returns nil, because until then the
+// buffers belong to the device.
+type ReadQueue struct {
+	io    *IO
+	fresh readList // added and not submitted; the owner's
+	ready readList // finished; the owner's
+	len   int      // the owner's
+
+	// Guarded by io.mu:
+	added  readList // submitted, not in flight
+	done   readList // finished, not seen by the owner
+	listed bool     // in io.turns
+	next   *ReadQueue
+	waiter waiter
+}
+
+// Init makes a zero queue one of e's. It is called once.
+func (q *ReadQueue) Init(e *IO) {
+	if q.io != nil {
+		panic("vfs: a queue of reads was made twice")
+	}
+	q.io = e
+	q.waiter.wake = make(chan struct{}, 1)
+}
+
+// Len returns how many reads were added and not yet returned.
+func (q *ReadQueue) Len() int { return q.len }
+
+// Add adds a read. r and r.Buf stay where they are, on the heap or outside of
+// it, and are nobody else's, until Next or TryNext has returned r.
+func (q *ReadQueue) Add(r *Read) {
+	r.N, r.Err = 0, nil
+	r.queue = q
+	q.fresh.push(r)
+	q.len++
+}
+
+// Submit gives what was added to the device, as far as Depth allows, one read
+// of each queue in turn. It does not wait for any read.
+func (q *ReadQueue) Submit() {
+	if q.fresh.head == nil {
+		return
+	}
+	e := q.io
+	e.mu.Lock()
+	e.listLocked(q)
+	if e.inFlight >= e.depth && e.mayReapLocked() {
+		// Perhaps the slots are only taken by what nobody has collected.
+		e.reapLocked(0)
+	}
+	e.pumpLocked(nil)
+	e.passOnLocked()
+	e.mu.Unlock()
+}
+
+// TryNext is Next without waiting: nil means that none has finished.
+func (q *ReadQueue) TryNext() *Read {
+	if q.fresh.head == nil && q.ready.head != nil {
+		return q.take()
+	}
+	if q.len == 0 {
+		return nil
+	}
+	e := q.io
+	e.mu.Lock()
+	e.listLocked(q)
+	e.pumpLocked(nil)
+	if q.ready.head == nil && q.done.head == nil && e.mayReapLocked() {
+		e.reapLocked(0)
+		e.pumpLocked(nil)
+	}
+	q.ready.append(&q.done)
+	e.passOnLocked()
+	e.mu.Unlock()
+	return q.take()
+}
+
+// Next submits what was added and returns a finished read, in any order. It
+// waits if there is none, and returns nil if none is under way. N and Err are
+// set as ReadMany sets them.
+func (q *ReadQueue) Next() *Read {
+	if q.fresh.head == nil && q.ready.head != nil {
+		return q.take()
+	}
+	if q.len == 0 {
+		return nil
+	}
+	e := q.io
+	e.mu.Lock()
+	e.listLocked(q)
+	if q.ready.head != nil {
+		e.pumpLocked(nil)
+	}
+	for q.ready.head == nil {
+		own := e.pumpLocked(q)
+		if own == nil && e.pool.head != nil && e.pool.head.queue == q {
+			// Submitted earlier, and no goroutine has come to it.
+			own = e.pool.pop()
+		}
+		if own != nil {
+			e.mu.Unlock()
+			own.do()
+			e.mu.Lock()
+			e.stats.Alone++
+			e.finishLocked(own)
+			e.pumpLocked(nil)
+		}
+		if q.done.head != nil {
+			q.ready.append(&q.done)
+			break
+		}
+		if e.mayReapLocked() {
+			e.reapLocked(1)
+			continue
+		}
+		e.parkLocked(&q.waiter)
+	}
+	e.passOnLocked()
+	e.mu.Unlock()
+	return q.take()
+}
+
+// take returns a finished read, if there is one.
+func (q *ReadQueue) take() *Read {
+	r := q.ready.pop()
+	if r == nil {
+		return nil
+	}
+	q.len--
+	r.queue = nil
+	if r.again {
+		r.readAgain()
+	}
+	return r
+}
+
+// listLocked lets q's fresh reads take turns with those of other queues.
+func (e *IO) listLocked(q *ReadQueue) {
+	if q.fresh.head == nil {
+		return
+	}
+	if e.closed {
+		for r := q.fresh.pop(); r != nil; r = q.fresh.pop() {
+			r.Err = errIOClosed
+			q.ready.push(r)
+		}
+		return
+	}
+	e.queued += q.fresh.n
+	q.added.append(&q.fresh)
+	if !q.listed {
+		q.listed = true
+		e.turns.push(q)
+	}
+}
+
+var errIOClosed = fmt.Errorf("read after the end of I/O: %w", fs.ErrClosed)
+
+// pumpLocked starts reads while slots are free. When q is not nil, its caller
+// is about to wait for a read of q: one that only a thread can do, or that is
+// the only one of all, is returned for the caller to do itself. It gives mu up
+// for system calls.
+func (e *IO) pumpLocked(q *ReadQueue) (own *Read) {
+	for e.turns.head != nil && e.inFlight < e.depth {
+		var b *ioBatch
+		for e.turns.head != nil && e.inFlight < e.depth {
+			turn := e.turns.pop()
+			r := turn.added.pop()
+			if turn.added.head != nil {
+				e.turns.push(turn)
+			} else {
+				turn.listed = false
+			}
+			e.queued--
+			e.inFlight++
+			if q == turn && own == nil && e.inFlight == 1 && e.turns.head == nil {
+				own = r
+				break
+			}
+			if e.ring != nil && r.startAsync(e) {
+				if b == nil {
+					b = e.batchLocked()
+				}
+				slot := e.freeSlots[len(e.freeSlots)-1]
+				e.freeSlots = e.freeSlots[:len(e.freeSlots)-1]
+				e.slots[slot] = r
+				b.ops = append(b.ops, aio.Op{FD: r.async.fd, Slot: slot, Buf: r.Buf, Off: r.Off})
+				continue
+			}
+			if q == turn && own == nil {
+				own = r
+				continue
+			}
+			e.pool.push(r)
+		}
+		e.startHelpersLocked()
+		if b != nil {
+			e.submitLocked(b)
+		}
+	}
+	return own
+}
+
+func (e *IO) batchLocked() *ioBatch {
+	if n := len(e.batches); n > 0 {
+		b := e.batches[n-1]
+		e.batches = e.batches[:n-1]
+		return b
+	}
+	return &ioBatch{ops: make([]aio.Op, 0, e.depth)}
+}
+
+// submitLocked gives a batch to the kernel. What the kernel does not take goes
+// to the pool, whose File.ReadAt says what is wrong, if anything is.
+func (e *IO) submitLocked(b *ioBatch) {
+	e.mu.Unlock()
+	n, calls := e.ring.Submit(b.ops)
+	e.mu.Lock()
+	e.submitted += n
+	e.stats.Submits += uint64(calls)
+	for i := n; i < len(b.ops); i++ {
+		r := e.freeSlotLocked(b.ops[i].Slot)
+		e.stats.Retried++
+		e.pool.push(r)
+	}
+	e.startHelpersLocked()
+	clear(b.ops)
+	b.ops = b.ops[:0]
+	e.batches = append(e.batches, b)
+}
+
+// freeSlotLocked takes a read back from the kernel, which must have no use for
+// its buffer and descriptor any more.
+func (e *IO) freeSlotLocked(slot uint32) *Read {
+	r := e.slots[slot]
+	e.slots[slot] = nil
+	e.freeSlots = append(e.freeSlots, slot)
+	f := r.async
+	r.async = nil
+	if f.releaseRead() {
+		e.wakeClosersLocked(f)
+	}
+	return r
+}
+
+// mayReapLocked reports whether the caller may become the reaper: nobody is,
+// and something will finish.
+func (e *IO) mayReapLocked() bool { return !e.reaping && e.submitted > 0 }
+
+// reapLocked makes the caller the reaper until at least atLeast reads have
+// finished, and hands those that did to their queues. It gives mu up while it waits.
+func (e *IO) reapLocked(atLeast int) {
+	e.reaping = true
+	e.mu.Unlock()
+	n, calls := e.ring.Wait(e.events, atLeast)
+	e.mu.Lock()
+	e.reaping = false
+	e.stats.Waits += uint64(calls)
+	e.submitted -= n
+	for _, event := range e.events[:n] {
+		r := e.freeSlotLocked(event.Slot)
+		raceWrote(r.Buf)
+		if r.N = int(max(event.Res, 0)); r.N < len(r.Buf) {
+			// The end of the file, an error, or a device that stopped in the
+			// middle. Who takes the read finds out.
+			r.again = true
+			e.stats.Retried++
+		}
+		e.finishLocked(r)
+	}
+}
+
+// finishLocked gives a read back to its queue.
+func (e *IO) finishLocked(r *Read) {
+	e.inFlight--
+	e.stats.Reads++
+	e.stats.Bytes += uint64(r.N)
+	q := r.queue
+	q.done.push(r)
+	e.wakeLocked(&q.waiter)
+	if e.closed && e.inFlight == 0 && e.queued == 0 {
+		e.wakeClosersLocked(nil)
+	}
+}
+
+// passOnLocked makes sure that there is a reaper while anybody sleeps who may
+// be waiting for the kernel. Whoever gives mu up for good calls it.
+func (e *IO) passOnLocked() {
+	if e.heir == nil && e.waiters.head != nil && e.mayReapLocked() {
+		e.heir = e.waiters.head
+		e.wakeLocked(e.heir)
+	}
+}
+
+// parkLocked sleeps until somebody wakes w.
+func (e *IO) parkLocked(w *waiter) {
+	w.parked = true
+	e.waiters.push(w)
+	e.mu.Unlock()
+	<-w.wake
+	e.mu.Lock()
+	if e.heir == w {
+		e.heir = nil
+	}
+}
+
+func (e *IO) wakeLocked(w *waiter) {
+	if w.parked {
+		w.parked = false
+		e.waiters.remove(w)
+		w.wake <- struct{}{} // has room: one for each time it parks
+	}
+}
+
+// wakeClosersLocked wakes those who wait to close f, or the IO when f is nil.
+func (e *IO) wakeClosersLocked(f *osFile) {
+	for w := e.waiters.head; w != nil; {
+		next := w.next
+		if w.closer && w.file == f {
+			e.wakeLocked(w)
+		}
+		w = next
+	}
+}
+
+// startHelpersLocked starts a goroutine for each read of the pool that none is
+// on its way to.
+func (e *IO) startHelpersLocked() {
+	for e.pool.n > e.starting {
+		e.starting++
+		go e.help()
+	}
+}
+
+// helpPool reads for others until there is nothing to read. Helpers are as many as
+// reads in the pool's hands, so Depth bounds them.
+func (e *IO) helpPool() {
+	e.mu.Lock()
+	e.starting--
+	for r := e.pool.pop(); r != nil; r = e.pool.pop() {
+		e.mu.Unlock()
+		r.do()
+		e.mu.Lock()
+		e.stats.Pooled++
+		e.finishLocked(r)
+		e.starting++ // this one comes for what is next
+		e.pumpLocked(nil)
+		e.starting--
+	}
+	e.passOnLocked()
+	e.mu.Unlock()
+}
+
+// waiter is somebody who sleeps until something has finished.
+type waiter struct {
+	wake   chan struct{} // capacity 1
+	closer bool          // not a queue
+	file   *osFile       // closer: the file it closes; nil: the IO
+
+	// Guarded by IO.mu:
+	parked     bool
+	prev, next *waiter
+}
+
+func newWaiter() *waiter { return &waiter{wake: make(chan struct{}, 1), closer: true} }
+
+type waiterList struct{ head, tail *waiter }
+
+func (l *waiterList) push(w *waiter) {
+	w.prev, w.next = l.tail, nil
+	if l.tail != nil {
+		l.tail.next = w
+	} else {
+		l.head = w
+	}
+	l.tail = w
+}
+
+func (l *waiterList) remove(w *waiter) {
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else {
+		l.head = w.next
+	}
+	if w.next != nil {
+		w.next.prev = w.prev
+	} else {
+		l.tail = w.prev
+	}
+	w.prev, w.next = nil, nil
+}
+
+type queueList struct{ head, tail *ReadQueue }
+
+func (l *queueList) push(q *ReadQueue) {
+	if l.tail != nil {
+		l.tail.next = q
+	} else {
+		l.head = q
+	}
+	l.tail = q
+}
+
+func (l *queueList) pop() *ReadQueue {
+	q := l.head
+	if l.head = q.next; l.head == nil {
+		l.tail = nil
+	}
+	q.next = nil
+	return q
+}
+
+// readList is a list through Read.next, first in, first out.
+type readList struct {
+	head, tail *Read
+	n          int
+}
+
+func (l *readList) push(r *Read) {
+	if l.tail != nil {
+		l.tail.next = r
+	} else {
+		l.head = r
+	}
+	l.tail = r
+	l.n++
+}
+
+// pop returns nil when the list is empty.
+func (l *readList) pop() *Read {
+	r := l.head
+	if r == nil {
+		return nil
+	}
+	if l.head = r.next; l.head == nil {
+		l.tail = nil
+	}
+	r.next = nil
+	l.n--
+	return r
+}
+
+// append moves all of m to the end of l.
+func (l *readList) append(m *readList) {
+	if m.head == nil {
+		return
+	}
+	if l.tail != nil {
+		l.tail.next = m.head
+	} else {
+		l.head = m.head
+	}
+	l.tail = m.tail
+	l.n += m.n
+	*m = readList{}
+}
+
+// openRing returns the ring that o asks for; nil means pread.
+func openRing(o IOOptions) (aio.Ring, error) {
+	switch o.Engine {
+	case "", EnginePread:
+		return nil, nil
+	case EngineURing, EngineAIO:
+		if _, real := o.FS.(OSFS); !real {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("I/O engine %s: %w", o.Engine, errors.ErrUnsupported)
+	}
+	return nil, fmt.Errorf("unknown I/O engine %q; there are uring, aio and pread", o.Engine)
+}
