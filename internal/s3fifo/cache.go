@@ -225,19 +225,20 @@ func (c *Cache) Resize(bytes int64) {
 
 // Stats is what a cache has counted and holds. Arrays are indexed by Priority.
 type Stats struct {
-	Hits, Misses uint64 // what Hit and Miss were told
-	GhostHits    uint64 // objects that came back after they had left the small queue
-	Promotions   uint64 // objects that moved from the small to the main queue
-	Refused      uint64 // objects that found no room: too large, or everything is pinned
-	Moved        uint64 // objects that moved to another slot when a chunk was emptied
-	Inserted     [priorities]uint64
-	Evicted      [priorities]uint64
-	Objects      [priorities]int64 // in the cache now
-	ObjectBytes  [priorities]int64 // slots of these, headers included
-	SmallBytes   int64             // the part of ObjectBytes[Low] that is in the small queue
-	TableBytes   int64             // table and ghosts
-	Bytes        int64             // all memory in use, at most Limit unless pinned objects outlived a Resize
-	Limit        int64
+	Hits        [priorities]uint64
+	Misses      uint64 // what Miss was told
+	GhostHits   uint64 // objects that came back after they had left the small queue
+	Promotions  uint64 // objects that moved from the small to the main queue
+	Refused     uint64 // objects that found no room: too large, or everything is pinned
+	Moved       uint64 // objects that moved to another slot when a chunk was emptied
+	Inserted    [priorities]uint64
+	Evicted     [priorities]uint64
+	Objects     [priorities]int64 // in the cache now
+	ObjectBytes [priorities]int64 // slots of these, headers included
+	SmallBytes  int64             // the part of ObjectBytes[Low] that is in the small queue
+	TableBytes  int64             // table and ghosts
+	Bytes       int64             // all memory in use, at most Limit unless pinned objects outlived a Resize
+	Limit       int64
 }
 
 // Stats adds up all shards, one after the other.
@@ -256,13 +257,13 @@ func (c *Cache) Stats() Stats {
 		u.Limit = s.limit
 		u.TableBytes = s.tableBytes()
 		s.Unlock()
-		t.Hits += u.Hits
 		t.Misses += u.Misses
 		t.GhostHits += u.GhostHits
 		t.Promotions += u.Promotions
 		t.Refused += u.Refused
 		t.Moved += u.Moved
 		for p := range priorities {
+			t.Hits[p] += u.Hits[p]
 			t.Inserted[p] += u.Inserted[p]
 			t.Evicted[p] += u.Evicted[p]
 			t.Objects[p] += u.Objects[p]

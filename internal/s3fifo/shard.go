@@ -103,6 +103,9 @@ func entryOf(hash uint64, o Obj) uint64 { return hash<<32 | uint64(o) }
 
 func ownerOf(t Tag) int { return int(t[0] * 0x9e3779b97f4a7c15 >> 56) }
 
+// On reports whether the shard may hold anything. It needs no lock.
+func (s *Shard) On() bool { return s.tableBits.Load() != 0 }
+
 // Find returns the object of a tag. It counts nothing.
 func (s *Shard) Find(t Tag) (Obj, bool) {
 	if s.bits == 0 {
@@ -123,8 +126,13 @@ func (s *Shard) Find(t Tag) (Obj, bool) {
 
 // Hit counts a use of an object, which lets it stay longer.
 func (s *Shard) Hit(o Obj) {
-	s.stats.Hits++
-	if h := s.at(o); h.uses < usesMax {
+	h := s.at(o)
+	if h.queue == queueHigh {
+		s.stats.Hits[High]++
+	} else {
+		s.stats.Hits[Low]++
+	}
+	if h.uses < usesMax {
 		h.uses++
 	}
 }
