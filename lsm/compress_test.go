@@ -283,20 +283,23 @@ func TestR25_CompressedDocumentsAreReadABoundedAmountAtOnce(t *testing.T) {
 		if err := db.GetMany(&b); err != nil {
 			t.Fatal(err)
 		}
-		read, bytes := 0, 0
+		// Which ones are answered is up to the device; the first one is.
+		var left []string
+		bytes := 0
 		for i, k := range keys {
 			switch {
-			case b.Err(i) == nil && read == i && string(b.Item(i).Value) == truth[k]:
-				read++
+			case b.Err(i) == nil && string(b.Item(i).Value) == truth[k]:
 				bytes += len(truth[k])
-			case b.Err(i) != ErrReadLimit:
-				t.Fatalf("round %d: key %s, of which %d were read: %v", rounds, k, read, b.Err(i))
+			case i == 0 || b.Err(i) != ErrReadLimit:
+				t.Fatalf("round %d: key %d, %s: %v", rounds, i, k, b.Err(i))
+			default:
+				left = append(left, k)
 			}
 		}
-		if read < min(8, len(keys)) || bytes > 8*mib || cap(b.buf) > 16*mib {
+		if read := len(keys) - len(left); read < min(8, len(keys)) || bytes > 8*mib || cap(b.buf) > 16*mib {
 			t.Fatalf("round %d: %d documents, %d bytes, buffer of %d", rounds, read, bytes, cap(b.buf))
 		}
-		keys = keys[read:]
+		keys = left
 	}
 	it, err := db.NewIter(nil, nil, IterOptions{})
 	if err != nil {

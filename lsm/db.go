@@ -48,8 +48,10 @@ type DB struct {
 	mergeSeq    atomic.Uint64
 	freshBits   atomic.Uint64
 	probeBudget *offheap.Budget
-	cramped     atomic.Bool  // the disk is nearly full, as of the last look for segments
-	spaceWaits  atomic.Int64 // writers for which space is being freed
+	io          *vfs.IO
+	readMany    func([]vfs.Read) // io.ReadMany
+	cramped     atomic.Bool      // the disk is nearly full, as of the last look for segments
+	spaceWaits  atomic.Int64     // writers for which space is being freed
 	gcReason    atomic.Pointer[compaction.GCReason]
 	gcAllocated atomic.Int64
 	gcLive      atomic.Int64
@@ -57,6 +59,7 @@ type DB struct {
 	// filesBytes is what tables and sealed segments take.
 	filesBytes atomic.Int64
 	scratches  scratches
+	damages    damagedPlaces
 	spares     spares
 	// expiryClock is the highest time, in Unix seconds, at which a version was
 	// given up because it had expired (design R24).
@@ -206,7 +209,7 @@ func (db *DB) close() error {
 	if e := db.readers.Close(); !errors.Is(e, sstable.ErrHandleInUse) {
 		err = errors.Join(err, e)
 	}
-	err = errors.Join(err, db.edits.log.Close(), db.lock.Close())
+	err = errors.Join(err, db.edits.log.Close(), db.lock.Close(), db.io.Close())
 	db.scratches.free()
 	return err
 }

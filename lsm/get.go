@@ -219,11 +219,21 @@ func (db *DB) readDocument(v *view, m *memtable.View, key, dst []byte) ([]byte, 
 		return dst, db.readError(err)
 	}
 	db.counts.documentReads.Add(1)
-	out, _, err := wal.ReadDocument(s.File, a, m.Seqno, key, &db.secret, !db.o.BufferedIO, dst)
+	x := db.scratches.take()
+	defer db.scratches.put(x)
+	x.doc = wal.DocRead{File: s.File, Address: a, Seqno: m.Seqno, Key: key}
+	r, err := x.doc.Plan(!db.o.BufferedIO)
+	if err == nil {
+		x.queue.Add(r)
+		x.queue.Next()
+		dst = x.doc.Finish(&db.secret, dst, math.MaxInt)
+		err = x.doc.Err
+	}
+	x.doc = wal.DocRead{}
 	if err != nil {
 		return dst, db.readError(err)
 	}
-	return out, nil
+	return dst, nil
 }
 
 // lostAddress: an address that leads nowhere is damage, never a miss.
@@ -231,9 +241,10 @@ func (db *DB) lostAddress(a entry.Address) error {
 	return fmt.Errorf("%w: document address %v names no segment of the store", ErrCorrupt, a)
 }
 
+// readError gives an error of reading a document the names that callers know.
 func (db *DB) readError(err error) error {
 	if errors.Is(err, wal.ErrCorrupt) {
-		db.counts.corruptReads.Add(1)
+		db.damaged(err)
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return err

@@ -1,9 +1,12 @@
 package lsm
 
 import (
+	"math"
+
 	"github.com/cespare/xxhash/v2"
 
 	"fluxkv/internal/entry"
+	"fluxkv/internal/invariants"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
 	"fluxkv/wal"
@@ -12,32 +15,48 @@ import (
 // ReadBatch is a list of keys to read as of one seqno. The zero value is
 // ready. It is not safe for concurrent use. Keys must not change until
 // Release.
+//
+//	keys     a b c d e f g h i j k l
+//	started  . . . . . . . . .|          the rest wait for a place
+//	under way      d     g   i           blocks and documents being read
+//	ready    a b c|                      answered, from the first on
 type ReadBatch struct {
 	after Seqno
+	limit int64
 	gets  []memtable.Get
 	items []Item
 	errs  []error
+	done  []bool
+	ready int // keys in front that are done
+	next  int // the key that is started next
 
-	view  *view
-	docs  []wal.DocRead
-	docOf []int32 // docs[j] is key docOf[j]
-	// docBytes is the sum of their records; beyond readBytesMax it goes on
-	// counting, so that a smaller document does not slip in behind.
-	docBytes int64
-	buf      []byte // values read from tables and the log
+	db      *DB
+	view    *view
+	cleared Seqno // what the reader must not see is at or below it
+	entered bool  // db.enter holds Close up while files are read
 
-	searches []*scratch // under way, of keys that memtables did not have
-	reads    []vfs.Read
+	// bytes is the sum of the documents read, in log bytes, and of the values from
+	// tables; beyond the limit it goes on counting. values is what they are as
+	// plain values.
+	bytes, values int64
+	buf           []byte // values read from tables and the log
+
+	queue   *vfs.ReadQueue // made when the first read is
+	io      *vfs.IO        // that queue belongs to
+	reading int            // reads under way
+	slots   []*scratch     // of these, by their tag
+	free    []int          // tags
 }
 
 // Reset empties the batch and keeps its memory, except very large buffers. It
 // implies Release.
 func (b *ReadBatch) Reset() {
 	b.Release()
-	b.after = 0
+	b.after, b.limit = 0, 0
 	clear(b.gets)
 	clear(b.items)
-	b.gets, b.items, b.errs = b.gets[:0], b.items[:0], b.errs[:0]
+	b.gets, b.items, b.errs, b.done = b.gets[:0], b.items[:0], b.errs[:0], b.done[:0]
+	b.ready, b.next = 0, 0
 	if cap(b.buf) > mib {
 		b.buf = nil
 	}
@@ -56,39 +75,47 @@ func (b *ReadBatch) Len() int { return len(b.gets) }
 // that this reader wrote or saw.
 func (b *ReadBatch) After(s Seqno) { b.after = s }
 
+// Limit bounds the documents that are read from the device for this batch, in
+// bytes of the log; from 1 to 8 MiB, which is the default. Keys beyond it get
+// ErrReadLimit, except the first one of the batch.
+func (b *ReadBatch) Limit(bytes int64) { b.limit = min(max(bytes, 1), readBytesMax) }
+
+// Key returns key i.
+func (b *ReadBatch) Key(i int) []byte { return b.gets[i].Key }
+
 // Item returns the document of key i, which must be ready. It is valid until
 // Release, and only when Err(i) is nil.
 func (b *ReadBatch) Item(i int) *Item { return &b.items[i] }
 
-// Err returns what happened to key i: nil, ErrNotFound, ErrKeySize, ErrReadLimit,
-// or an error wrapping ErrCorrupt or an I/O error.
+// Err returns what happened to key i, which must be ready: nil, ErrNotFound,
+// ErrKeySize, ErrReadLimit, or an error wrapping ErrCorrupt or an I/O error.
 func (b *ReadBatch) Err(i int) error { return b.errs[i] }
 
-// Wait returns when the first n keys at least, n <= Len, have their answers, and
-// how many, from the first on, have.
-func (b *ReadBatch) Wait(n int) int { return len(b.gets) }
-
-// Ready takes what has been read by now and returns how many keys, from the
-// first on, have their answers. It does not wait.
-func (b *ReadBatch) Ready() int { return len(b.gets) }
-
-// Release lets go of the memory and files that the items alias. It may be
+// Release lets go of the memory and files that the items alias. Reads that are
+// under way end first: the device writes to their memory (design R20). It may be
 // called more than once.
 func (b *ReadBatch) Release() {
-	if b.view != nil {
-		b.view.release()
-		b.view = nil
+	if b.view == nil {
+		return
 	}
+	b.next = len(b.gets) // start no more
+	for b.step(true) {
+	}
+	b.view.release()
+	b.view, b.db = nil, nil
 }
 
-// readBytesMax bounds the documents that one GetMany reads from the device, in
-// log bytes, and what their values take then. One larger document goes alone.
+// readBytesMax bounds the documents that one batch reads from the device, in
+// log bytes, and what their values take then. The first key goes anyway.
 const readBytesMax = 8 * mib
 
+// readsMax is how many keys of one batch have a read under way.
+const readsMax = 256
+
 // GetMany reads all keys of b at one seqno: first what memory can answer, then
-// all documents that must come from the device in one go. When these exceed
-// 8 MiB, the ones that follow get ErrReadLimit. Values alias the
-// store's memory until b is released. It returns ErrClosed; what happened to
+// what must come from the device, all of it in flight together. When that
+// exceeds 8 MiB (or Limit), the keys that follow get ErrReadLimit. Values alias
+// the store's memory until b is released. It returns ErrClosed; what happened to
 // each key is in b.
 func (db *DB) GetMany(b *ReadBatch) error {
 	err := db.StartMany(b)
@@ -97,25 +124,32 @@ func (db *DB) GetMany(b *ReadBatch) error {
 }
 
 // StartMany begins what GetMany does and returns when memory has answered what
-// it can and the reads from the device are under way. Wait or Ready take them
-// on. The batch must be waited for, or released, before it is used again.
+// it can and the reads from the device are under way. Wait and Ready take them
+// on; Release ends the batch whether they did or not, and must follow.
 func (db *DB) StartMany(b *ReadBatch) error {
 	b.Release()
 	n := len(b.gets)
 	b.items = resize(b.items, n)
 	b.errs = resize(b.errs, n)
+	b.done = resize(b.done, n)
+	b.ready, b.next, b.bytes, b.values, b.buf = 0, 0, 0, 0, b.buf[:0]
+	if b.limit == 0 {
+		b.limit = readBytesMax
+	}
 	v, at, err := db.pinAt(b.after)
 	if err != nil {
 		clear(b.items)
 		for i := range b.errs {
-			b.errs[i] = err
+			b.errs[i], b.done[i] = err, true
 		}
+		b.ready, b.next = n, n
 		return err
 	}
-	b.view = v
+	b.db, b.view, b.cleared = db, v, v.clearFor(at)
 	db.counts.gets.Add(int64(n))
 	for i := range b.gets {
 		g := &b.gets[i]
+		b.done[i] = false
 		b.errs[i] = checkKey(g.Key)
 		if b.errs[i] != nil {
 			g.Table = nil
@@ -129,35 +163,27 @@ func (db *DB) StartMany(b *ReadBatch) error {
 	}
 	memtable.GetAcross(b.gets)
 	db.searchOlder(b, v)
-	b.docs, b.docOf, b.docBytes, b.buf = b.docs[:0], b.docOf[:0], 0, b.buf[:0]
-	if i := db.unanswered(b, v, 0); i < n {
-		db.searchTables(b, v, i)
-	}
-	cleared := v.clearFor(at)
-	for i := range b.gets {
-		g := &b.gets[i]
-		if b.errs[i] != nil {
-			continue
-		}
-		it, ok := Item{}, false
-		if g.Found {
-			it, ok = db.item(&g.View, g.Key, cleared)
-		}
-		if !ok {
-			b.errs[i] = ErrNotFound
-			continue
-		}
-		b.items[i] = it
-		if g.View.Value.HasBytes {
-			b.items[i].Value = g.View.Value.Bytes
-			continue
-		}
-		b.addDocument(db, i, v)
-	}
-	if len(b.docs) > 0 {
-		db.readDocuments(b)
-	}
+	b.start()
 	return nil
+}
+
+// Wait returns when the first n keys at least, n <= Len, have their answers, and
+// how many, from the first on, have.
+func (b *ReadBatch) Wait(n int) int {
+	for b.ready < n && b.step(true) {
+	}
+	if invariants.Enabled && b.ready < n {
+		panic("lsm: a key of a ReadBatch without answer and without read")
+	}
+	return b.ready
+}
+
+// Ready takes what has been read by now and returns how many keys, from the
+// first on, have their answers. It does not wait.
+func (b *ReadBatch) Ready() int {
+	for b.ready < len(b.gets) && b.step(false) {
+	}
+	return b.ready
 }
 
 // searchOlder asks the sealed memtables for the keys that the active ones did
@@ -183,151 +209,229 @@ func (db *DB) searchOlder(b *ReadBatch, v *view) {
 	}
 }
 
-// searchTables looks for the keys that no memtable had in the tables of their
-// kvstores. Blocks that are not in memory are read together, as many as there
-// are searches, round by round until none needs one.
-func (db *DB) searchTables(b *ReadBatch, v *view, from int) {
-	n := len(b.gets)
-	if err := db.enter(); err != nil { // Close closes the files
-		for i := from; i < n; i = db.unanswered(b, v, i+1) {
-			b.errs[i] = err
+// start begins with keys as long as there are places for their reads.
+func (b *ReadBatch) start() {
+	for ; b.next < len(b.gets) && b.reading < readsMax; b.next++ {
+		i := b.next
+		switch g := &b.gets[i]; {
+		case b.errs[i] != nil:
+			b.end(i, b.errs[i])
+		case g.Found:
+			b.found(i, nil)
+		case len(b.view.version.runs[int(g.VBucket)%b.db.kvstores]) == 0:
+			b.end(i, ErrNotFound)
+		default:
+			b.search(i)
 		}
+	}
+	if b.reading > 0 {
+		b.queue.Submit()
+	} else {
+		b.settle()
+	}
+}
+
+// step takes one read that has completed as far as it leads. It reports false
+// when none is under way, or without wait, when none has completed.
+func (b *ReadBatch) step(wait bool) bool {
+	if b.reading == 0 {
+		return false
+	}
+	var r *vfs.Read
+	if wait {
+		r = b.queue.Next()
+	} else {
+		r = b.queue.TryNext()
+	}
+	if r == nil {
+		return false
+	}
+	b.reading--
+	s := b.slots[r.Tag]
+	b.slots[r.Tag] = nil
+	b.free = append(b.free, r.Tag)
+	if s.document {
+		b.documentRead(s)
+	} else {
+		b.searched(s, s.get.finish())
+	}
+	if b.next < len(b.gets) {
+		b.start()
+	} else if b.reading == 0 {
+		b.settle()
+	}
+	return true
+}
+
+// settle lets Close go on: no file is needed any more.
+func (b *ReadBatch) settle() {
+	if b.entered {
+		b.entered = false
+		b.db.leave()
+	}
+}
+
+// end gives key i its answer.
+func (b *ReadBatch) end(i int, err error) {
+	b.errs[i] = err
+	b.done[i] = true
+	for b.ready < len(b.done) && b.done[b.ready] {
+		b.ready++
+	}
+}
+
+// enter has Close wait for the batch, the first time that a file is needed. It
+// ends key i if it is too late for that.
+func (b *ReadBatch) enter(i int) bool {
+	if b.entered {
+		return true
+	}
+	if err := b.db.enter(); err != nil {
+		b.end(i, err)
+		return false
+	}
+	b.entered = true
+	if b.io != b.db.io {
+		b.io = b.db.io
+		b.queue = new(vfs.ReadQueue)
+		b.queue.Init(b.io)
+	}
+	return true
+}
+
+// admit reports whether n more bytes may be read for key i, and ends it
+// otherwise. After the first one that may not, none may.
+func (b *ReadBatch) admit(i int, n int64) bool {
+	if b.bytes += n; b.bytes <= b.limit || i == 0 {
+		return true
+	}
+	b.end(i, ErrReadLimit)
+	return false
+}
+
+// search begins to look for key i, which no memtable had, in the tables of its
+// kvstore.
+func (b *ReadBatch) search(i int) {
+	if !b.admit(i, 0) || !b.enter(i) {
 		return
 	}
-	defer db.leave()
-	for from < n {
-		from = db.gatherSearches(b, v, from)
-		for len(b.searches) > 0 {
-			db.readBlocks(b)
-		}
-	}
-}
-
-// unanswered returns the first key at or behind i that tables may have.
-func (db *DB) unanswered(b *ReadBatch, v *view, i int) int {
-	for ; i < len(b.gets); i++ {
-		if g := &b.gets[i]; !g.Found && b.errs[i] == nil && len(v.version.runs[int(g.VBucket)%db.kvstores]) > 0 {
-			break
-		}
-	}
-	return i
-}
-
-// searchesMax is how many searches of one batch are under way together.
-const searchesMax = 128
-
-// gatherSearches starts up to searchesMax searches of the keys from one on and
-// returns where it stopped.
-func (db *DB) gatherSearches(b *ReadBatch, v *view, from int) int {
-	var s *scratch // of a search that ended at once serves the next
-	i := from
-	for ; i < len(b.gets) && len(b.searches) < searchesMax; i = db.unanswered(b, v, i+1) {
-		if b.docBytes > readBytesMax {
-			b.errs[i] = ErrReadLimit
-			continue
-		}
-		if s == nil {
-			s = db.scratches.take()
-		}
-		g := &b.gets[i]
-		s.key = entry.AppendKey(s.key[:0], g.VBucket, g.Key)
-		s.of = int32(i)
-		s.get.start(v.version.runs[int(g.VBucket)%db.kvstores], g.Hash, s.key, g.At)
-		if s.get.next() {
-			b.searches = append(b.searches, s)
-			s = nil
-		} else if s.get.err != nil {
-			b.errs[i] = db.tableError(s.get.err)
-		}
-	}
-	if s != nil {
-		db.scratches.put(s)
-	}
-	return i
-}
-
-// readBlocks reads the block of every search under way and takes each on to
-// its next block, or to its end.
-func (db *DB) readBlocks(b *ReadBatch) {
-	b.reads = b.reads[:0]
-	for _, s := range b.searches {
-		db.countBlockRead(s.get.ref)
-		b.reads = append(b.reads, s.get.read)
-	}
-	vfs.ReadMany(b.reads)
-	going := b.searches[:0]
-	for j, s := range b.searches {
-		s.get.read = b.reads[j]
-		found, needs := s.get.finish()
-		if s.get.err == nil && !found && (needs || s.get.next()) {
-			going = append(going, s)
-			continue
-		}
-		if found {
-			b.take(s)
-		} else if s.get.err != nil {
-			b.errs[s.of] = db.tableError(s.get.err)
-		}
-		db.scratches.put(s)
-	}
-	clear(b.searches[len(going):])
-	clear(b.reads)
-	b.searches = going
-}
-
-// take makes what a search found the answer to its key. Bytes are copied, so
-// that the block's memory serves the next search.
-func (b *ReadBatch) take(s *scratch) {
-	g := &b.gets[s.of]
-	g.Found = true
-	s.get.view(&g.View)
-	if g.View.Value.HasBytes {
-		n := len(b.buf)
-		b.buf = append(b.buf, g.View.Value.Bytes...)
-		g.View.Value.Bytes = b.buf[n:len(b.buf):len(b.buf)]
-		b.docBytes += int64(len(b.buf) - n)
-	}
-}
-
-// addDocument notes that the value of key i is in the log.
-func (b *ReadBatch) addDocument(db *DB, i int, v *view) {
+	s := b.db.scratches.take()
 	g := &b.gets[i]
-	if b.docBytes += int64(g.View.Value.Address.Length); b.docBytes > readBytesMax && len(b.docs) > 0 {
-		b.errs[i] = ErrReadLimit
-		return
-	}
-	s, a, err := v.version.locate(g.View.Value.Address, g.View.Seqno)
-	if err != nil {
-		b.errs[i] = db.readError(err)
-		return
-	}
-	b.docs = append(b.docs, wal.DocRead{File: s.File, Address: a, Seqno: g.View.Seqno, Key: g.Key})
-	b.docOf = append(b.docOf, int32(i))
+	s.key = entry.AppendKey(s.key[:0], g.VBucket, g.Key)
+	s.of = int32(i)
+	s.document = false
+	s.get.start(b.db, b.view.version.runs[int(g.VBucket)%b.db.kvstores], g.Hash, s.key, g.At)
+	b.searched(s, s.get.next())
 }
 
-// readDocuments reads all noted documents together.
-func (db *DB) readDocuments(b *ReadBatch) {
-	if err := db.enter(); err != nil { // Close closes the files
-		for _, i := range b.docOf {
-			b.errs[i] = err
-		}
-		clear(b.docs)
+// searched goes on with a search that needs a block, or has ended.
+func (b *ReadBatch) searched(s *scratch, needs bool) {
+	i := int(s.of)
+	switch {
+	case needs:
+		b.db.countBlockRead(s.get.ref)
+		b.add(s, &s.get.read)
 		return
-	}
-	defer db.leave()
-	db.counts.documentReads.Add(int64(len(b.docs)))
-	// Addresses bound what is read; values that were compressed are longer.
-	b.buf = wal.ReadDocuments(b.docs, &db.secret, !db.o.BufferedIO, b.buf, readBytesMax-len(b.buf))
-	for j := range b.docs {
-		i := b.docOf[j]
-		if err := b.docs[j].Err; err == wal.ErrReadLimit {
-			b.errs[i] = ErrReadLimit
-			continue
-		} else if err != nil {
-			b.errs[i] = db.readError(err)
-			continue
+	case s.get.err != nil:
+		b.end(i, b.db.tableError(s.get.err))
+	case !s.get.found:
+		b.end(i, ErrNotFound)
+	default:
+		g := &b.gets[i]
+		g.Found = true
+		s.get.view(&g.View)
+		if g.View.Value.HasBytes {
+			// Copied, so that the block's memory serves the next search.
+			n := len(b.buf)
+			b.buf = append(b.buf, g.View.Value.Bytes...)
+			g.View.Value.Bytes = b.buf[n:len(b.buf):len(b.buf)]
+			b.bytes += int64(len(b.buf) - n)
+			b.values += int64(len(b.buf) - n)
 		}
-		b.items[i].Value = b.docs[j].Value
+		if b.found(i, s) {
+			return // s reads the document
+		}
 	}
-	clear(b.docs)
+	b.db.scratches.put(s)
+}
+
+// add puts the read of s under way.
+func (b *ReadBatch) add(s *scratch, r *vfs.Read) {
+	if n := len(b.free); n > 0 {
+		r.Tag = b.free[n-1]
+		b.free = b.free[:n-1]
+	} else {
+		r.Tag = len(b.slots)
+		b.slots = append(b.slots, nil)
+	}
+	b.slots[r.Tag] = s
+	b.reading++
+	b.queue.Add(r)
+}
+
+// found answers key i, whose version is known, or begins to read its document
+// from the log, with s, if given; it reports whether it keeps s.
+func (b *ReadBatch) found(i int, s *scratch) (reads bool) {
+	db, g := b.db, &b.gets[i]
+	it, ok := db.item(&g.View, g.Key, b.cleared)
+	if !ok {
+		b.end(i, ErrNotFound)
+		return false
+	}
+	b.items[i] = it
+	if g.View.Value.HasBytes {
+		b.items[i].Value = g.View.Value.Bytes
+		b.end(i, nil)
+		return false
+	}
+	if !b.admit(i, int64(g.View.Value.Address.Length)) || !b.enter(i) {
+		return false
+	}
+	seg, a, err := b.view.version.locate(g.View.Value.Address, g.View.Seqno)
+	if err != nil {
+		b.end(i, db.readError(err))
+		return false
+	}
+	own := s == nil
+	if own {
+		s = db.scratches.take()
+	}
+	s.of, s.document = int32(i), true
+	s.doc = wal.DocRead{File: seg.File, Address: a, Seqno: g.View.Seqno, Key: g.Key}
+	r, err := s.doc.Plan(!db.o.BufferedIO)
+	if err != nil {
+		s.doc = wal.DocRead{}
+		if own {
+			db.scratches.put(s)
+		}
+		b.end(i, db.readError(err))
+		return false
+	}
+	db.counts.documentReads.Add(1)
+	b.add(s, r)
+	return true
+}
+
+// documentRead answers the key whose document was read.
+func (b *ReadBatch) documentRead(s *scratch) {
+	i := int(s.of)
+	limit := math.MaxInt
+	if i > 0 {
+		// Addresses bound what is read; values that were compressed are longer.
+		limit = int(max(b.limit-b.values, 0))
+	}
+	b.buf = s.doc.Finish(&b.db.secret, b.buf, limit)
+	switch err := s.doc.Err; {
+	case err == wal.ErrReadLimit:
+		b.bytes = max(b.bytes, b.limit+1) // nothing follows
+		b.end(i, ErrReadLimit)
+	case err != nil:
+		b.end(i, b.db.readError(err))
+	default:
+		b.values += int64(len(s.doc.Value))
+		b.items[i].Value = s.doc.Value
+		b.end(i, nil)
+	}
+	s.doc = wal.DocRead{}
+	b.db.scratches.put(s)
 }

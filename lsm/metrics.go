@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"fluxkv/compaction"
+	"fluxkv/internal/vfs"
 	"fluxkv/wal"
 )
 
@@ -72,8 +73,12 @@ type Stats struct {
 	CorruptReads  int64 `json:"corrupt_reads"`
 	BlockReads    int64 `json:"block_reads"` // data blocks of tables
 	IndexReads    int64 `json:"index_reads"` // index and filter blocks of tables
-	UpdateRetries int64 `json:"update_retries"`
-	Clears        int64 `json:"clears"`
+	Rereads       int64 `json:"rereads"`     // of blocks and documents that failed their sum the first time
+	// Reads is what the I/O engine did: it reads blocks and documents from the device.
+	Reads         vfs.IOStats `json:"device_reads"`
+	IOEngine      string      `json:"io_engine"`
+	UpdateRetries int64       `json:"update_retries"`
+	Clears        int64       `json:"clears"`
 	// Compression of documents, as Options.CompressDocuments asked for.
 	Compression Compression `json:"compression"`
 
@@ -235,6 +240,8 @@ func (db *DB) Stats() Stats {
 	}
 	rs := db.readers.Stats()
 	s.TablesOpen, s.TableMemory, s.TablesFenced = rs.Open, rs.MemoryBytes, rs.Fenced
+	s.Rereads = rs.Rereads + wal.DocumentRereads()
+	s.Reads, s.IOEngine = db.io.Stats(), db.io.Engine()
 	waits := db.spaceWaits.Load()
 	s.StalledNow += waits
 	switch {

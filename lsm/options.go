@@ -3,6 +3,7 @@ package lsm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"fluxkv/compaction"
@@ -102,6 +103,12 @@ type Options struct {
 	// CompressIndex compresses the data blocks of tables by snappy. It saves
 	// space where keys or inline values compress, and costs CPU.
 	CompressIndex bool
+	// IOEngine does the reads of documents and blocks that memory does not
+	// have: "uring", "aio" or "pread". Default: the best one that works here.
+	IOEngine string
+	// IOQueueDepth bounds these reads in flight, of all callers together, from 1
+	// to 1024. Default 128.
+	IOQueueDepth int
 	// OpenTables bounds the table files that are open at once, at least 16.
 	// Default 4096.
 	OpenTables int
@@ -203,6 +210,9 @@ func (o Options) withDefaults() Options {
 	if o.OpenTables == 0 {
 		o.OpenTables = 4096
 	}
+	if o.IOQueueDepth == 0 {
+		o.IOQueueDepth = 128
+	}
 	if o.IdleFlush == 0 {
 		o.IdleFlush = 30 * time.Second
 	}
@@ -298,6 +308,12 @@ func (o Options) Validate() error {
 	if o.BloomBits < -1 || o.BloomBits > sstable.BloomBitsMax-upperBloomBits {
 		bad("BloomBits %d: want -1 to %d", o.BloomBits, sstable.BloomBitsMax-upperBloomBits)
 	}
+	if !slices.Contains([]string{"", "uring", "aio", "pread"}, o.IOEngine) {
+		bad("IOEngine %q: want uring, aio or pread", o.IOEngine)
+	}
+	if o.IOQueueDepth < 1 || o.IOQueueDepth > vfs.IODepthMax {
+		bad("IOQueueDepth %d: want 1 to 1024", o.IOQueueDepth)
+	}
 	if o.OpenTables < 16 {
 		bad("OpenTables %d: want at least 16", o.OpenTables)
 	}
@@ -321,8 +337,8 @@ func (o Options) picker() compaction.Picker {
 	}
 }
 
-// tableMemory bounds what the filters and indexes of tables take: what the
-// write cache and the buffers of reads leave of the quota.
+// tableMemory bounds what the filters and indexes of tables take:
+// what the write cache and the buffers of reads leave of the quota.
 func (o Options) tableMemory() int64 {
 	return max(o.MemQuota-o.WriteCache-8*mib, o.MemQuota/16)
 }

@@ -42,9 +42,9 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	db.snapshots.open = map[Seqno]int{}
 	db.sched.init()
 	db.picker = o.picker()
+	db.probeBudget = offheap.NewBudget(o.tableMemory() / 2)
 	db.victims, db.forwardBorn = map[entry.SegmentID]bool{}, map[entry.SegmentID]uint64{}
 	db.freshBits.Store(math.Float64bits(1))
-	db.probeBudget = offheap.NewBudget(o.tableMemory() / 2)
 	db.obsolete.wake = db.sched.wake
 	db.quota.init(o.WriteCache, o.Reject, db.sched.wake)
 	db.commit.stripes = make([]Seqno, stripeCount)
@@ -62,15 +62,30 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("data directory %s: %w", dir, err)
 	}
 	db.lock = lock
+	if err := db.startReading(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", dir, err), lock.Close())
+	}
 	r := &recoverer{db: db, ctx: ctx, start: time.Now()}
 	if err := r.run(); err != nil {
 		r.abandon()
-		return nil, errors.Join(fmt.Errorf("open %s: %w", dir, corruptError(err)), lock.Close())
+		return nil, errors.Join(fmt.Errorf("open %s: %w", dir, corruptError(err)), db.io.Close(), lock.Close())
 	}
 	return db, nil
 }
 
 const lockName = "LOCK"
+
+// startReading makes the engine that reads from the device.
+func (db *DB) startReading() error {
+	io, err := vfs.NewIO(vfs.IOOptions{
+		Engine: db.o.IOEngine, Depth: db.o.IOQueueDepth, Dir: db.dir, FS: db.fs, Logf: db.o.Logf,
+	})
+	if err != nil {
+		return err
+	}
+	db.io, db.readMany, db.scratches.io = io, io.ReadMany, io
+	return nil
+}
 
 // corruptError gives damage found below the name that callers know.
 func corruptError(err error) error {

@@ -9,11 +9,17 @@ import (
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
 	"fluxkv/sstable"
+	"fluxkv/wal"
 )
 
 // tableGet is the search for one key in the tables of its kvstore, newest run
-// first. It stops wherever it needs a block that is not in memory, so that a
-// batch reads the blocks of many searches together.
+// first. It stops wherever it needs a block that is not in memory, so that many
+// searches have their reads in flight together:
+//
+//	for needs := g.next(); needs; needs = g.finish() {
+//		the read g.read is done
+//	}
+//	g.err, g.found
 type tableGet struct {
 	lookup sstable.Lookup
 	runs   []*run // still to be searched
@@ -28,18 +34,20 @@ type tableGet struct {
 	read   vfs.Read
 	buf    sstable.Buffer
 
-	err error
+	found bool
+	err   error
 }
 
 // start begins a search in a version's runs of a kvstore. The key is kept.
-func (g *tableGet) start(runs []*run, hash uint64, key []byte, at Seqno) {
+func (g *tableGet) start(db *DB, runs []*run, hash uint64, key []byte, at Seqno) {
 	g.runs, g.hash, g.key, g.at, g.err = runs, hash, key, at, nil
+	g.found = false
 }
 
 // next goes on as far as memory leads. It reports whether a block is needed:
-// g.read must then be done and given to finish. Otherwise the search has
-// ended: found nothing, or g.err says why it could not go on. A table that
-// cannot be read ends it, because an older one must not answer in its place.
+// g.read must then be done before finish. Otherwise the search has ended, and
+// g.found says with what, or g.err why it could not go on. A table that cannot
+// be read ends it, because an older one must not answer in its place.
 func (g *tableGet) next() (needs bool) {
 	for len(g.runs) > 0 {
 		f := g.runs[0].find(g.key)
@@ -56,60 +64,57 @@ func (g *tableGet) next() (needs bool) {
 			g.err = err
 			return false
 		}
-		if !g.lookup.Start(r, g.hash, g.key, g.at) {
-			g.handle, g.reader = f.handle, r
-			return g.plan()
+		g.handle, g.reader = f.handle, r
+		if g.walk(g.lookup.Start(r, g.hash, g.key, g.at)) {
+			return true
 		}
-		err = g.lookup.Err()
-		f.handle.Release()
-		if err != nil {
-			g.err = err
+		if g.found || g.err != nil {
 			return false
 		}
+	}
+	return false
+}
+
+// walk reports whether the lookup in one table needs a block. Otherwise it has
+// ended.
+func (g *tableGet) walk(done bool) (needs bool) {
+	if !done {
+		g.ref = g.lookup.Need()
+		if g.read, g.err = g.reader.Plan(g.ref, &g.buf); g.err != nil {
+			g.release()
+			return false
+		}
+		return true
+	}
+	g.err = g.lookup.Err()
+	g.found = g.lookup.Found()
+	g.release()
+	if !g.found {
 		g.runs = g.runs[1:]
 	}
 	return false
 }
 
-// plan prepares the read of the block that the lookup needs.
-func (g *tableGet) plan() bool {
-	g.ref = g.lookup.Need()
-	if g.read, g.err = g.reader.Plan(g.ref, &g.buf); g.err != nil {
-		g.release()
-		return false
-	}
-	return true
-}
-
-// finish takes the block that was read. found says that the search has ended
-// with g.version, which is valid until the buffer's next use; otherwise go on
-// with next, unless needs says that another block of this table is wanted, or
-// g.err is set.
-func (g *tableGet) finish() (found, needs bool) {
+// finish takes the block that was read and goes on like next.
+func (g *tableGet) finish() (needs bool) {
 	data, err := g.reader.Finish(g.ref, &g.read, &g.buf)
 	if err != nil && mutant.SkipUnreadableTable {
 		g.release()
 		g.runs = g.runs[1:]
-		return false, false
+		return g.next()
 	}
 	if err != nil {
 		g.err = err
 		g.release()
-		return false, false
+		return false
 	}
-	if !g.lookup.Feed(data) {
-		return false, g.plan()
+	if g.walk(g.lookup.Feed(data)) {
+		return true
 	}
-	g.err = g.lookup.Err()
-	g.release()
-	if g.err != nil {
-		return false, false
+	if g.found || g.err != nil {
+		return false
 	}
-	if g.lookup.Found() {
-		return true, false
-	}
-	g.runs = g.runs[1:]
-	return false, false
+	return g.next()
 }
 
 func (g *tableGet) release() {
@@ -125,22 +130,14 @@ func (g *tableGet) view(m *memtable.View) {
 	m.Seqno, m.Kind, m.Meta, m.Value = v.Seqno, v.Kind, v.Meta, v.Value
 }
 
-// get searches to the end, one block after the other.
-func (g *tableGet) get(db *DB, m *memtable.View) (found bool, err error) {
-	for g.next() {
-		for needs := true; needs; {
-			db.countBlockRead(g.ref)
-			g.read.N, g.read.Err = g.read.File.ReadAt(g.read.Buf, g.read.Off)
-			if found, needs = g.finish(); found {
-				g.view(m)
-				return true, nil
-			}
-		}
-		if g.err != nil {
-			break
-		}
+// search goes to the end, one block after the other.
+func (s *scratch) search(db *DB) {
+	g := &s.get
+	for needs := g.next(); needs; needs = g.finish() {
+		db.countBlockRead(g.ref)
+		s.queue.Add(&g.read)
+		s.queue.Next()
 	}
-	return false, g.err
 }
 
 // countBlockRead counts a read by what it is for.
@@ -155,7 +152,7 @@ func (db *DB) countBlockRead(ref sstable.BlockRef) {
 // tableError gives an error of a search the names that callers know.
 func (db *DB) tableError(err error) error {
 	if errors.Is(err, sstable.ErrCorrupt) {
-		db.counts.corruptReads.Add(1)
+		db.damaged(err)
 		return corruptError(err)
 	}
 	if errors.Is(err, sstable.ErrHandleClosed) {
@@ -175,36 +172,44 @@ func (db *DB) findInTables(v *view, at Seqno, hash uint64, vbucket uint16, key, 
 	s := db.scratches.take()
 	defer db.scratches.put(s)
 	s.key = entry.AppendKey(s.key[:0], vbucket, key)
-	s.get.start(runs, hash, s.key, at)
-	found, err = s.get.get(db, m)
-	if err != nil {
-		return dst, false, db.tableError(err)
+	s.get.start(db, runs, hash, s.key, at)
+	s.search(db)
+	if s.get.err != nil {
+		return dst, false, db.tableError(s.get.err)
 	}
-	if found && m.Value.HasBytes {
+	if !s.get.found {
+		return dst, false, nil
+	}
+	s.get.view(m)
+	if m.Value.HasBytes {
 		n := len(dst)
 		dst = append(dst, m.Value.Bytes...)
 		m.Value.Bytes = dst[n:]
 	}
-	return dst, found, nil
+	return dst, true, nil
 }
 
-// scratch is the memory of one read of a table: blocks are read into memory
-// that the collector does not know.
+// scratch is the memory of one read: first the search in tables, whose blocks
+// are read into memory that the collector does not know, then the document.
 type scratch struct {
-	get tableGet
-	key []byte
-	of  int32 // which key of a ReadBatch
+	get      tableGet
+	key      []byte
+	doc      wal.DocRead
+	document bool  // it is what is being read
+	of       int32 // which key of a ReadBatch
+	queue    vfs.ReadQueue
 }
 
 // scratchesMax bounds the scratches kept, which is several batches' worth,
 // scratchBytesMax each of them.
 const (
-	scratchesMax    = 8 * searchesMax
+	scratchesMax    = 4 * readsMax
 	scratchBytesMax = 256 * kib
 )
 
 // scratches keeps some for the next reads.
 type scratches struct {
+	io   *vfs.IO
 	mu   sync.Mutex // a leaf
 	kept []*scratch
 	end  bool
@@ -218,7 +223,9 @@ func (s *scratches) take() *scratch {
 		s.kept = s.kept[:n-1]
 		return x
 	}
-	return new(scratch)
+	x := new(scratch)
+	x.queue.Init(s.io)
+	return x
 }
 
 func (s *scratches) put(x *scratch) {

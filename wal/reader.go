@@ -35,6 +35,33 @@ type DocRead struct {
 	// Err is a *CorruptError when the bytes at Address are not this document,
 	// otherwise what the read said.
 	Err error
+
+	read vfs.Read
+	buf  docBuffer
+}
+
+// Plan is the first of the two halves of a read, for callers that have many
+// under way and take each as it comes: it checks the address, takes a buffer,
+// and returns the read to do. r stays where it is until Finish. direct asks for
+// a read that is aligned to vfs.BlockBytes. On an error, a *CorruptError for an
+// address at which nothing can be, there is nothing to do or to finish.
+func (r *DocRead) Plan(direct bool) (*vfs.Read, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	return &r.read, r.span(direct)
+}
+
+// Finish takes the document out of what the read of Plan brought, appends its
+// value to dst and returns it; Value, Meta and Err are set as by ReadDocuments.
+// A checksum that fails is tried once more from the device. A value of more than
+// limit bytes gets ErrReadLimit. The buffer is given back.
+func (r *DocRead) Finish(secret *Secret, dst []byte, limit int) []byte {
+	s := docScratch{left: limit}
+	dst = r.finish(&s, &r.read, secret, dst)
+	r.buf.free()
+	r.read = vfs.Read{}
+	return dst
 }
 
 // ReadDocument reads the separated document at a from f, its segment's file,
@@ -47,6 +74,7 @@ func ReadDocument(f vfs.File, a entry.Address, seqno entry.Seqno, key []byte, se
 	s := docScratches.Get().(*docScratch)
 	defer docScratches.Put(s)
 	s.one[0] = DocRead{File: f, Address: a, Seqno: seqno, Key: key}
+	s.many = vfs.ReadMany
 	out := s.read(s.one[:], secret, direct, dst, 0) // the first has no limit
 	r := &s.one[0]
 	err, meta = r.Err, r.Meta
@@ -61,7 +89,7 @@ func ReadDocument(f vfs.File, a entry.Address, seqno entry.Seqno, key []byte, se
 // may return.
 var ErrReadLimit = errors.New("wal: values of a batched read exceed its limit")
 
-// ReadDocuments does all reads with all of them in flight together, appends
+// ReadDocuments does all reads together, by many, which does so, appends
 // the values to dst and returns it. Each read has its own Err. It may be
 // called concurrently; Value slices alias the returned slice's memory, or that
 // of dst before it grew, and are the caller's.
@@ -71,19 +99,20 @@ var ErrReadLimit = errors.New("wal: values of a batched read exceed its limit")
 // than limit bytes, that read and all behind it get ErrReadLimit; the first one
 // never does. What was read in vain is at most what the values would have taken
 // uncompressed.
-func ReadDocuments(reads []DocRead, secret *Secret, direct bool, dst []byte, limit int) []byte {
+func ReadDocuments(reads []DocRead, many func([]vfs.Read), secret *Secret, direct bool, dst []byte, limit int) []byte {
 	s := docScratches.Get().(*docScratch)
 	defer docScratches.Put(s)
+	s.many = many
 	return s.read(reads, secret, direct, dst, limit)
 }
 
 // docScratch is what a call of ReadDocuments needs.
 type docScratch struct {
-	one     [1]DocRead
-	reads   []vfs.Read
-	buffers []docBuffer
-	left    int  // bytes of values that may still come, below 0 at the limit
-	first   bool // no value came yet
+	one   [1]DocRead
+	many  func([]vfs.Read)
+	reads []vfs.Read
+	left  int  // bytes of values that may still come, below 0 at the limit
+	first bool // no value came yet
 }
 
 var docScratches = sync.Pool{New: func() any { return new(docScratch) }}
@@ -136,20 +165,17 @@ func (s *docScratch) admit(n int) bool {
 
 // round does as many reads as docRoundBytesMax allows at once.
 func (s *docScratch) round(reads []DocRead, secret *Secret, direct bool, dst []byte) []byte {
-	s.reads, s.buffers = s.reads[:0], s.buffers[:0]
+	s.reads = s.reads[:0]
 	for i := range reads {
 		r := &reads[i]
-		var buf docBuffer
-		var span vfs.Read
 		if r.Err = r.check(); r.Err == nil {
-			buf, span, r.Err = r.span(direct)
+			r.Err = r.span(direct)
 		}
-		s.buffers = append(s.buffers, buf)
 		if r.Err == nil {
-			s.reads = append(s.reads, span)
+			s.reads = append(s.reads, r.read)
 		}
 	}
-	vfs.ReadMany(s.reads)
+	s.many(s.reads)
 	next := 0
 	for i := range reads {
 		r := &reads[i]
@@ -157,7 +183,8 @@ func (s *docScratch) round(reads []DocRead, secret *Secret, direct bool, dst []b
 			dst = r.finish(s, &s.reads[next], secret, dst)
 			next++
 		}
-		s.buffers[i].free()
+		r.buf.free()
+		r.read = vfs.Read{}
 	}
 	clear(s.reads)
 	return dst
@@ -173,8 +200,8 @@ func (r *DocRead) check() error {
 	return nil
 }
 
-// span returns the read that covers the document, and its buffer.
-func (r *DocRead) span(direct bool) (docBuffer, vfs.Read, error) {
+// span makes the read that covers the document, with its buffer.
+func (r *DocRead) span(direct bool) error {
 	from, to := int64(r.Address.Offset), int64(r.Address.Offset)+int64(r.Address.Length)
 	if direct {
 		from &^= vfs.BlockBytes - 1
@@ -182,9 +209,11 @@ func (r *DocRead) span(direct bool) (docBuffer, vfs.Read, error) {
 	}
 	buf, err := getDocBuffer(int(to - from))
 	if err != nil {
-		return buf, vfs.Read{}, fmt.Errorf("read document %v: %w", r.Address, err)
+		return fmt.Errorf("read document %v: %w", r.Address, err)
 	}
-	return buf, vfs.Read{File: r.File, Buf: buf.mem[:to-from], Off: from}, nil
+	r.buf = buf
+	r.read = vfs.Read{File: r.File, Buf: buf.mem[:to-from], Off: from}
+	return nil
 }
 
 // finish takes the document out of what was read.

@@ -54,6 +54,9 @@ type config struct {
 	l0Tables        int
 	baseLevelSize   size
 
+	ioEngine     choice
+	ioQueueDepth int
+
 	maxItemSize size
 	maxConns    int
 
@@ -100,6 +103,8 @@ func flagSet(c *config) *pflag.FlagSet {
 
 		keyShape:      choice{word: "lazy", words: []string{"lazy", "leveled"}},
 		baseLevelSize: 64 << 20,
+
+		ioEngine: choice{word: "auto", words: []string{"auto", "uring", "aio", "pread"}},
 	}
 	f := pflag.NewFlagSet("fluxkv", pflag.ContinueOnError)
 	f.SortFlags = false
@@ -170,6 +175,10 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("base-level-size", "size")
 	f.BoolVar(&c.directIO, "direct-io", true, "bypass the page cache; where the file system cannot, the log says so and the page cache is used")
 	unit("direct-io", "true or false")
+	f.Var(&c.ioEngine, "io-engine", "what reads documents and blocks that memory does not have: uring (io_uring), aio (Linux native AIO) or pread (a pool of threads); auto is the best of them that a probe at start finds usable, which the log names")
+	unit("io-engine", "word")
+	f.IntVar(&c.ioQueueDepth, "io-queue-depth", 128, "reads in flight at the device, of all connections together, 1 to 1024; each gets its turn. More of them help devices that do more at once, and make each read wait longer")
+	unit("io-queue-depth", "count")
 	f.Var(&c.maxItemSize, "max-item-size", "largest key + value, up to 64MiB; a larger one is answered \"too large\"")
 	unit("max-item-size", "size")
 	f.IntVar(&c.maxConns, "max-conns", 4096, "connections served at once; one more is closed as soon as it is accepted")
@@ -234,6 +243,11 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 		LevelMultiplier: c.levelMultiplier,
 		L0Tables:        c.l0Tables,
 		BaseLevelBytes:  int64(c.baseLevelSize),
+
+		IOQueueDepth: c.ioQueueDepth,
+	}
+	if c.ioEngine.word != "auto" {
+		lo.IOEngine = c.ioEngine.word
 	}
 	if given("vbuckets") {
 		lo.VBuckets = c.vbuckets
@@ -265,7 +279,7 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 		{"log-inflight", c.logInflight == 0}, {"flushers", c.flushers == 0}, {"sstable-size", c.tableSize == 0},
 		{"sstable-write-buffer", c.tableWriteBuffer == 0}, {"key-block-size", c.keyBlockSize == 0}, {"max-item-size", c.maxItemSize == 0}, {"max-conns", c.maxConns == 0},
 		{"compactors", c.compactors == 0}, {"space-amp", c.spaceAmp == 0}, {"key-level-multiplier", c.levelMultiplier == 0},
-		{"l0-tables", c.l0Tables == 0}, {"base-level-size", c.baseLevelSize == 0},
+		{"l0-tables", c.l0Tables == 0}, {"io-queue-depth", c.ioQueueDepth == 0}, {"base-level-size", c.baseLevelSize == 0},
 	} {
 		if z.zero {
 			errs = append(errs, fmt.Errorf("--%s 0: want at least 1", z.name))
@@ -310,6 +324,7 @@ var optionFlags = map[string]string{
 	"LevelMultiplier":  "key-level-multiplier",
 	"L0Tables":         "l0-tables",
 	"BaseLevelBytes":   "base-level-size",
+	"IOQueueDepth":     "io-queue-depth",
 	"MaxItemBytes":     "max-item-size",
 	"MaxConns":         "max-conns",
 }

@@ -16,5 +16,3 @@ func mapBytes(n int) ([]byte, error) {
 func unmapBytes([]byte) {}
 
 func smallPages([]byte) {}
-
-func releasePages([]byte) {}
