@@ -63,3 +63,13 @@ func unmapBytes(b []byte) {
 		panic(fmt.Sprintf("offheap: unmap %d bytes: %v", len(b), err))
 	}
 }
+
+func releasePages(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+		// The kernel refuses only what is not mapped, or locked.
+		panic(fmt.Sprintf("offheap: release %d bytes: %v", len(b), err))
+	}
+}

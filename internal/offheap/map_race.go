@@ -16,3 +16,5 @@ func mapBytes(n int) ([]byte, error) {
 func unmapBytes([]byte) {}
 
 func smallPages([]byte) {}
+
+func releasePages([]byte) {}

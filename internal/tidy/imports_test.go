@@ -12,7 +12,7 @@ import (
 var floors = [][]string{
 	{"internal/invariants", "internal/mutant"},
 	{"internal/offheap"},
-	{"internal/entry", "internal/aio"},
+	{"internal/entry", "internal/aio", "internal/s3fifo"},
 	{"internal/vfs", "internal/iter", "internal/blockcache", "internal/doccache"},
 	{
 		"wal", "memtable", "sstable", "internal/manifest",
