@@ -163,6 +163,7 @@ func (c *Cache) mapShards(o Options, dataBytes, granule int64) error {
 		tables = tables[tableAreaBytes(bitsMax):]
 		s.areas[bitsMax&1^1] = tables[:tableAreaBytes(bitsMax-1)]
 		tables = tables[tableAreaBytes(bitsMax-1):]
+		s.chunkTable = tables
 		s.chunks = unsafe.Slice((*chunk)(unsafe.Pointer(unsafe.SliceData(tables))), chunks)
 		s.fixedBytes = int64(chunkTableBytes(chunks)) + int64(unsafe.Sizeof(*s))
 		s.ownersOn = o.Owners

@@ -1,6 +1,7 @@
 package s3fifo
 
 import (
+	"encoding/binary"
 	"fmt"
 	"testing"
 
@@ -205,18 +206,29 @@ func newCache(t testing.TB, o Options) *Cache {
 	return c
 }
 
-// fill writes what pattern checks.
+// pattern is what an object consists of, over and over.
+func pattern(t Tag, n int) uint64 { return t[0]*31 + t[1]*17 + uint64(n) + 1<<63 }
+
+// fill writes what filled checks.
 func fill(b []byte, t Tag) {
-	x := t[0]*31 + t[1]*17 + uint64(len(b))
+	x := pattern(t, len(b))
+	for ; len(b) >= 8; b = b[8:] {
+		binary.LittleEndian.PutUint64(b, x)
+	}
 	for i := range b {
-		b[i] = byte(x >> (uint(i) % 8 * 8))
+		b[i] = byte(x)
 	}
 }
 
 func filled(b []byte, t Tag) bool {
-	x := t[0]*31 + t[1]*17 + uint64(len(b))
+	x := pattern(t, len(b))
+	for ; len(b) >= 8; b = b[8:] {
+		if binary.LittleEndian.Uint64(b) != x {
+			return false
+		}
+	}
 	for i := range b {
-		if b[i] != byte(x>>(uint(i)%8*8)) {
+		if b[i] != byte(x) {
 			return false
 		}
 	}

@@ -188,9 +188,10 @@ func (s *Shard) releaseFree() {
 	s.released++
 	offheap.Release(s.data[int(ci)<<s.chunkShift:][:1<<s.chunkShift])
 	if s.released == s.freshChunks {
-		// Also what is backed beyond the last one, by a huge page.
+		// Nothing is left. A huge page may back more than the chunks.
 		offheap.Release(s.data[:s.dataBytes()+int64(s.released)<<s.chunkShift])
 		s.freshChunks, s.released, s.releasedChunk = 0, 0, none
+		offheap.Release(s.chunkTable)
 	}
 }
 

@@ -60,6 +60,7 @@ type Shard struct {
 	ghosts []uint32
 
 	chunks        []chunk
+	chunkTable    []byte // the memory of chunks
 	freshChunks   uint32 // chunks that were ever used; those behind never were
 	released      uint32 // chunks given back to the kernel
 	draining      uint32
@@ -257,10 +258,11 @@ func (s *Shard) RemoveOwner(owner uint64) int {
 	return removals
 }
 
-// used is all memory of the shard, in bytes.
+// used is all memory of the shard, in bytes. Of a shard that is off only the
+// struct is left, which is not counted.
 func (s *Shard) used() int64 {
 	if s.bits == 0 && s.freshChunks == 0 {
-		return 0 // off: it has no data, or gave it back
+		return 0
 	}
 	return s.fixedBytes + s.tableBytes() + s.dataBytes()
 }
@@ -310,7 +312,7 @@ func (s *Shard) setLimit(limit int64) {
 	}
 	s.limit = limit
 	if limit < s.fixedBytes+int64(tableAreaBytes(tableBitsMin))+s.granule {
-		for ci := range s.freshChunks {
+		for ci := uint32(0); ci < s.freshChunks; ci++ { // which becomes 0 with the last one
 			s.drain(ci)
 		}
 		for s.freeChunk != none {
@@ -355,8 +357,8 @@ func (s *Shard) drain(ci uint32) {
 	}
 	s.stop(ci, chunkDraining)
 	for i := range c.carved {
-		if c.state == chunkFree {
-			return // released: no need to touch it again
+		if s.freshChunks == 0 || c.state == chunkFree {
+			return // released: it must not be touched again
 		}
 		if o := s.slotOf(ci, i); s.at(o).queue.holds() {
 			s.count(o)

@@ -1,0 +1,236 @@
+package s3fifo
+
+import (
+	"container/list"
+	"math"
+	"math/rand/v2"
+	"sort"
+	"testing"
+)
+
+// lru is the cache that everybody compares with: the plainest LRU of a number
+// of objects.
+type lru struct {
+	size  int
+	order *list.List
+	at    map[uint64]*list.Element
+}
+
+func newLRU(size int) *lru { return &lru{size, list.New(), map[uint64]*list.Element{}} }
+
+func (l *lru) read(k uint64) bool {
+	if e, ok := l.at[k]; ok {
+		l.order.MoveToFront(e)
+		return true
+	}
+	if len(l.at) == l.size {
+		last := l.order.Back()
+		delete(l.at, l.order.Remove(last).(uint64))
+	}
+	l.at[k] = l.order.PushFront(k)
+	return false
+}
+
+// zipf draws ranks below n with probability in proportion to 1/(rank+1)^s, by
+// the inverse of the sum of probabilities; rand.Zipf needs s > 1.
+type zipf struct {
+	sums []float64
+	rng  *rand.Rand
+}
+
+func newZipf(n int, s float64, seed uint64) *zipf {
+	z := &zipf{make([]float64, n), rand.New(rand.NewPCG(seed, 99))}
+	sum := 0.0
+	for i := range z.sums {
+		sum += math.Pow(float64(i+1), -s)
+		z.sums[i] = sum
+	}
+	return z
+}
+
+func (z *zipf) draw() uint64 {
+	x := z.rng.Float64() * z.sums[len(z.sums)-1]
+	return uint64(sort.SearchFloat64s(z.sums, x))
+}
+
+// read looks up and, on a miss, puts, as a reader does.
+func read(t testing.TB, c *Cache, k uint64, n int) bool {
+	if get(t, c, Tag{k}) {
+		return true
+	}
+	if !put(c, Tag{k}, n, Low) {
+		t.Fatalf("object %d of %d bytes was refused", k, n)
+	}
+	return false
+}
+
+const blockBytes = 4080
+
+func TestZipfHitRatioIsAtLeastThatOfLRU(t *testing.T) {
+	const objects, objectBytes = 20_000, 1000
+	for _, tc := range []struct {
+		s     float64
+		share float64
+	}{{0.99, 0.1}, {0.99, 0.01}, {0.7, 0.1}, {1.2, 0.1}} {
+		// Memory for a share of the slots: table, ghosts and what chunks leave
+		// unused go off it. The LRU has no overhead at all.
+		c := newCache(t, Options{Bytes: int64(tc.share * objects * (objectBytes + 48)), Shards: 1})
+		l := newLRU(int(tc.share * objects))
+		z := newZipf(objects, tc.s, 7)
+		ours, theirs := 0, 0
+		const reads = 200_000
+		for i := range reads {
+			k := z.draw()
+			hit, lruHit := read(t, c, k, objectBytes), l.read(k)
+			if i < reads/4 {
+				continue // both fill
+			}
+			if hit {
+				ours++
+			}
+			if lruHit {
+				theirs++
+			}
+		}
+		t.Logf("zipf %.2f, %2.0f %%: S3-FIFO %.4f LRU %.4f", tc.s, tc.share*100, float64(ours)/(reads*3/4), float64(theirs)/(reads*3/4))
+		if ours < theirs {
+			t.Errorf("zipf %v with %v of the objects: %d hits, LRU %d", tc.s, tc.share, ours, theirs)
+		}
+		checkCache(t, c)
+	}
+}
+
+func TestScanDoesNotPushOutHotObjects(t *testing.T) {
+	c := newCache(t, Options{Bytes: 16 << 20, Shards: 1})
+	const hot = 2500 // 10 MiB
+	for range 4 {
+		for k := range uint64(hot) {
+			read(t, c, k, blockBytes)
+		}
+	}
+	// Each object of the scan once; the hot set is not even read meanwhile.
+	for k := range uint64(50_000) {
+		read(t, c, 1<<32+k, blockBytes)
+	}
+	found := 0
+	for k := range uint64(hot) {
+		if get(t, c, Tag{k}) {
+			found++
+		}
+	}
+	if found < hot*99/100 {
+		t.Fatalf("after a scan %d of %d hot objects are there: %+v", found, hot, c.Stats())
+	}
+	checkCache(t, c)
+}
+
+func TestUniformMissesDoNotChurnMain(t *testing.T) {
+	c := newCache(t, Options{Bytes: 8 << 20, Shards: 1})
+	const hot = 1700 // nine tenths of what fits
+	for range 4 {
+		for k := range uint64(hot) {
+			read(t, c, k, blockBytes)
+		}
+	}
+	for k := range uint64(4000) { // everything else leaves
+		read(t, c, 1<<40+k, blockBytes)
+	}
+	before := c.Stats()
+	rng := rand.New(rand.NewPCG(3, 3))
+	for range 100_000 {
+		// So many objects that one comes back before its ghost has left in two
+		// cases of a thousand.
+		read(t, c, 1<<32+rng.Uint64N(1_000_000), blockBytes)
+	}
+	s := c.Stats()
+	if into := s.Promotions + s.GhostHits - before.Promotions - before.GhostHits; into > 500 {
+		t.Errorf("%d of 100000 objects came into the main queue", into)
+	}
+	found := 0
+	for k := range uint64(hot) {
+		if get(t, c, Tag{k}) {
+			found++
+		}
+	}
+	if found < hot*3/4 {
+		t.Errorf("%d of %d hot objects survived: %+v", found, hot, s)
+	}
+	if small, all := s.SmallBytes, s.ObjectBytes[Low]; small > all/7 {
+		t.Errorf("the small queue has %d of %d bytes", small, all)
+	}
+}
+
+func TestGhostsBringBack(t *testing.T) {
+	c := newCache(t, Options{Bytes: 8 << 20, Shards: 1})
+	for k := range uint64(6000) {
+		read(t, c, 1<<32+k, blockBytes) // fills main's share with nothing: all are new
+	}
+	back := uint64(1<<32 + 6000 - 2500)
+	for get(t, c, Tag{back}) {
+		back--
+	}
+	// One that left the small queue lately goes to the main queue at once, and
+	// stays there while ten times the small queue passes by.
+	if read(t, c, back, blockBytes) {
+		t.Fatal("it is there")
+	}
+	if s := c.Stats(); s.GhostHits != 1 {
+		t.Fatalf("%d ghost hits, want 1", s.GhostHits)
+	}
+	for k := range uint64(20_000) {
+		read(t, c, 1<<33+k, blockBytes)
+	}
+	if !get(t, c, Tag{back}) {
+		t.Fatalf("what came back was evicted by what was new: %+v", c.Stats())
+	}
+	// A ghost does not stay for ever.
+	if read(t, c, 1<<32, blockBytes); c.Stats().GhostHits != 1 {
+		t.Fatal("a ghost of long ago brought an object back")
+	}
+}
+
+func TestHighStaysUntilItsShareIsFull(t *testing.T) {
+	c := newCache(t, Options{Bytes: 32 << 20, Shards: 1})
+	const high = 3000 // 12 MiB
+	for k := range uint64(high) {
+		if !put(c, Tag{k, 1}, blockBytes, High) {
+			t.Fatal("refused")
+		}
+	}
+	for k := range uint64(20_000) {
+		read(t, c, 1<<32+k, 1000+int(k%3)*1500)
+		read(t, c, 1<<32+k, 1000+int(k%3)*1500)
+	}
+	if s := c.Stats(); s.Evicted[High] != 0 || s.Objects[High] != high || s.Evicted[Low] == 0 {
+		t.Fatalf("objects of low priority evicted others: %+v", s)
+	}
+	// More than fits: low keeps its sixteenth, high goes round among itself.
+	for k := range uint64(10_000) {
+		if !put(c, Tag{1000 + k, 2}, blockBytes, High) {
+			t.Fatal("refused")
+		}
+	}
+	s := c.Stats()
+	if s.Evicted[High] == 0 || s.ObjectBytes[High] < s.Limit*8/10 || s.Objects[Low] == 0 {
+		t.Fatalf("%+v", s)
+	}
+	for k := range uint64(1000) {
+		read(t, c, 1<<33+k, 3000)
+	}
+	if after := c.Stats(); after.Evicted[High] != s.Evicted[High] || after.Objects[Low] < 100 {
+		t.Fatalf("low got nothing, or at the cost of high: %+v", after)
+	}
+	checkCache(t, c)
+}
+
+// With one chunk both priorities must still be able to get in.
+func TestTinyCacheTakesBothPriorities(t *testing.T) {
+	c := newCache(t, Options{Bytes: 64 << 10})
+	for i := range uint64(200) {
+		p := Priority(i / 5 % 2)
+		if !put(c, Tag{i}, 1000, p) || !get(t, c, Tag{i}) {
+			t.Fatalf("object %d of priority %d was refused: %+v", i, p, c.Stats())
+		}
+		checkCache(t, c)
+	}
+}
