@@ -196,7 +196,10 @@ func hashOf(t Tag) uint64 {
 }
 
 // Shard returns the shard where t belongs.
-func (c *Cache) Shard(t Tag) *Shard { return &c.shards[hashOf(t)>>c.shardShift] }
+func (c *Cache) Shard(t Tag) *Shard { return &c.shards[c.Index(t)] }
+
+// Index says which of Shards is that of t.
+func (c *Cache) Index(t Tag) int { return int(hashOf(t) >> c.shardShift) }
 
 // Shards returns all shards, for what goes through all of them.
 func (c *Cache) Shards() []Shard { return c.shards }
