@@ -16,12 +16,11 @@ func (m *machine) Reopen(t *rapid.T) {
 	if other {
 		m.overfill(t)
 	}
-	h := m.horizon()
 	if err := m.db.Close(); err != nil {
 		t.Fatal(err)
 	}
 	m.readersClosed(t)
-	m.closed(t, h)
+	m.closed(t, m.horizon())
 	m.endReaders()
 	if other {
 		m.drawOptions(t)

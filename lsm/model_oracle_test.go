@@ -211,16 +211,16 @@ func (m *machine) where(key string) string {
 // finish closes the store and looks at what it leaves.
 func (m *machine) finish(t *rapid.T) {
 	m.endReaders()
-	h := m.horizon()
 	if err := m.db.Close(); err != nil {
 		t.Fatalf("close: %v", err)
 	}
-	m.closed(t, h)
+	m.closed(t, m.horizon())
 	m.db = nil
 }
 
-// closed looks at a store that was closed in order while its oldest reader was
-// at h.
+// closed looks at a store that was closed in order. h is the horizon as it was
+// when the last job had ended: a flush that Close waits for makes more durable,
+// and with it dead.
 func (m *machine) closed(t *rapid.T, h Seqno) {
 	m.filesClosed(t)
 	if n := m.db.readers.Stats().Open; n != 0 {
