@@ -181,6 +181,7 @@ func (db *DB) apply(b *Batch, cond *condition) (Seqno, error) {
 		time.Sleep(time.Millisecond)
 	}
 	db.insert(b)
+	db.refresh(b)
 	db.publish.finish(ticket)
 	db.counts.compression.add(packed)
 	packed.release()

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"fluxkv/compaction"
+	"fluxkv/internal/doccache"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
 	"fluxkv/internal/offheap"
@@ -60,6 +61,8 @@ type DB struct {
 	filesBytes atomic.Int64
 	scratches  scratches
 	damages    damagedPlaces
+	docs       *doccache.Cache // nil: off
+	docViews   atomic.Int64    // views whose readers may look into docs
 	spares     spares
 	// expiryClock is the highest time, in Unix seconds, at which a version was
 	// given up because it had expired (design R24).

@@ -102,6 +102,7 @@ func (db *DB) Get(dst, key []byte) (Item, error) {
 	defer v.release()
 	db.counts.gets.Add(1)
 	g := get{key: key, hash: xxhash.Sum64(key), vbucket: db.vbucket(key), at: at}
+	dst = db.findCached(&g, dst, true)
 	if !db.findInMemory(v, &g) || !g.m.Value.HasBytes && g.m.Kind == entry.KindSet {
 		// Close must not take the files away meanwhile. What is in memory is
 		// pinned and needs no word that all readers change.
@@ -117,6 +118,7 @@ func (db *DB) Get(dst, key []byte) (Item, error) {
 // value, one that is not in memory is not read from the log.
 func (db *DB) getAt(v *view, at Seqno, dst, key []byte, value bool) (Item, error) {
 	g := get{key: key, hash: xxhash.Sum64(key), vbucket: db.vbucket(key), at: at}
+	dst = db.findCached(&g, dst, value)
 	db.findInMemory(v, &g)
 	return db.finishGet(v, &g, dst, value)
 }
@@ -128,11 +130,16 @@ type get struct {
 	vbucket uint16
 	at      Seqno
 	found   bool
+	copied  int // bytes of the value that are in dst already
 	m       memtable.View
 }
 
-// findInMemory looks into the memtables, newest first.
+// findInMemory looks into the memtables, newest first, unless the document cache
+// has answered.
 func (db *DB) findInMemory(v *view, g *get) bool {
+	if g.found {
+		return true
+	}
 	for _, t := range v.tables[int(g.vbucket)%db.kvstores] {
 		if t.Get(g.hash, g.vbucket, g.key, g.at, &g.m) {
 			g.found = true
@@ -145,9 +152,9 @@ func (db *DB) findInMemory(v *view, g *get) bool {
 // finishGet looks into the tables when memory had nothing, and makes the item.
 // Its value is appended to dst.
 func (db *DB) finishGet(v *view, g *get, dst []byte, value bool) (Item, error) {
-	n := len(dst)
+	n := len(dst) - g.copied
 	if g.found {
-		if g.m.Value.HasBytes {
+		if g.m.Value.HasBytes && g.copied == 0 {
 			dst = append(dst, g.m.Value.Bytes...)
 		}
 	} else {
@@ -155,6 +162,9 @@ func (db *DB) finishGet(v *view, g *get, dst []byte, value bool) (Item, error) {
 		dst, g.found, err = db.findInTables(v, g.at, g.hash, g.vbucket, g.key, dst, &g.m)
 		if err != nil {
 			return Item{}, err
+		}
+		if g.found && complete(&g.m) {
+			db.fill(g.hash, g.vbucket, g.key, g.at, &g.m, dst[n:])
 		}
 	}
 	if !g.found {
@@ -169,6 +179,7 @@ func (db *DB) finishGet(v *view, g *get, dst []byte, value bool) (Item, error) {
 		if dst, err = db.readDocument(v, &g.m, g.key, dst); err != nil {
 			return Item{}, err
 		}
+		db.fill(g.hash, g.vbucket, g.key, g.at, &g.m, dst[n:])
 	}
 	it.Value = dst[n:]
 	return it, nil

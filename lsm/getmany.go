@@ -161,6 +161,7 @@ func (db *DB) StartMany(b *ReadBatch) error {
 		g.Found = false
 		g.Table = v.tables[int(g.VBucket)%db.kvstores][0].Table
 	}
+	db.cached(b)
 	memtable.GetAcross(b.gets)
 	db.searchOlder(b, v)
 	b.start()
@@ -348,6 +349,7 @@ func (b *ReadBatch) searched(s *scratch, needs bool) {
 			b.bytes += int64(len(b.buf) - n)
 			b.values += int64(len(b.buf) - n)
 		}
+		b.db.fillFound(b, i)
 		if b.found(i, s) {
 			return // s reads the document
 		}
@@ -430,6 +432,7 @@ func (b *ReadBatch) documentRead(s *scratch) {
 	default:
 		b.values += int64(len(s.doc.Value))
 		b.items[i].Value = s.doc.Value
+		b.db.fillDocument(b, i, s.doc.Value)
 		b.end(i, nil)
 	}
 	s.doc = wal.DocRead{}

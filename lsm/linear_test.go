@@ -283,6 +283,8 @@ func TestLinearizable(t *testing.T) {
 		{"three groups in flight", 20, Options{KVStores: 1, VBuckets: 1, LogInflight: 3}},
 		{"values in the log", 400, Options{KVStores: 4, InlineLimit: 64, LogInflight: 2}},
 		{"flushes side by side", 400, Options{KVStores: 4, InlineLimit: 64, Flushers: 4, BlockBytes: 512}},
+		{"a document cache", 400, Options{KVStores: 4, InlineLimit: 64, DocumentCacheBytes: mib}},
+		{"a tiny document cache, not durable", 8000, Options{KVStores: 4, InlineLimit: 64, NonDurable: true, AsyncWindow: time.Millisecond, DocumentCacheBytes: 128 * kib}},
 		{"not durable", 400, Options{KVStores: 4, InlineLimit: 64, NonDurable: true, AsyncWindow: time.Millisecond}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -306,7 +308,7 @@ func linearRun(t *testing.T, seed uint64, pad int, o Options) bool {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	disk := memfs.New()
 	tiny := testOptions(disk)
-	o.MemQuota, o.WriteCache, o.MaxItemBytes = tiny.MemQuota, tiny.WriteCache, 16*kib
+	o.MemQuota, o.WriteCache, o.MaxItemBytes, o.documentCacheMin = tiny.MemQuota, tiny.WriteCache, 16*kib, 128*kib
 	o.SegmentBytes, o.segmentBytesMin, o.groupBytesMax = 64*kib, 64*kib, 4*kib
 	o.Logf = func(string, ...any) {} // power cuts are many
 	start := time.Now()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"fluxkv/compaction"
+	"fluxkv/internal/doccache"
 	"fluxkv/internal/vfs"
 	"fluxkv/wal"
 )
@@ -81,6 +82,8 @@ type Stats struct {
 	Clears        int64       `json:"clears"`
 	// Compression of documents, as Options.CompressDocuments asked for.
 	Compression Compression `json:"compression"`
+	// DocumentCache is the cache of Options.DocumentCacheBytes; zero when it is off.
+	DocumentCache doccache.Stats `json:"document_cache"`
 
 	WriteCacheUsed  int64 `json:"write_cache_used"`
 	WriteCacheLimit int64 `json:"write_cache_limit"`
@@ -237,6 +240,9 @@ func (db *DB) Stats() Stats {
 	s.Written.GC = db.counts.gcWritten.Load()
 	for i := range s.Written.Compaction {
 		s.Written.Compaction[i] = db.counts.mergedTo[i].Load()
+	}
+	if db.docs != nil {
+		s.DocumentCache = db.docs.Stats()
 	}
 	rs := db.readers.Stats()
 	s.TablesOpen, s.TableMemory, s.TablesFenced = rs.Open, rs.MemoryBytes, rs.Fenced

@@ -20,6 +20,7 @@ type modelShape struct {
 	// What was met, over all runs.
 	actions, spills, flushes, runs, crashedFlushes, crashedOpens, dead, gone atomic.Int64
 	compressed, uncompressed                                                 atomic.Int64 // writes to a store that had met such documents
+	docHits, docNegative, docNewer, docRefused, docEvicted                   atomic.Int64
 }
 
 // modelShapes are tiny everywhere, so that a few writes roll the log and a few
@@ -32,10 +33,12 @@ var modelShapes = []*modelShape{
 	}},
 	{name: "a thousand vbuckets, small compressed tables", o: Options{
 		VBuckets: 1024, KVStores: 16, InlineLimit: 16, TableBytes: 4 * kib, CompressIndex: true,
+		DocumentCacheBytes: mib,
 	}},
 	{name: "writes and flushes in flight", o: Options{VBuckets: 16, KVStores: 4, LogInflight: 3, InlineLimit: 16, Flushers: 4, WriteCache: 384 * kib}},
 	{name: "async writes in flight", memtableBytes: 128 * kib, o: Options{
 		VBuckets: 16, KVStores: 1, NonDurable: true, AsyncWindow: time.Millisecond, LogInflight: 3, InlineLimit: -1, BloomBits: -1, CompressDocuments: true,
+		DocumentCacheBytes: 256 * kib,
 	}},
 	{name: "small blocks", o: Options{VBuckets: 64, KVStores: 16, LogAlign: 512, LogInflight: 2, BufferedIO: true, BlockBytes: 1024, InlineLimit: 4096}},
 	{name: "memtables rotate", memtableBytes: 128 * kib, o: Options{
@@ -107,6 +110,11 @@ func modelMetEverything(t *testing.T) {
 		"compressed document":             func(s *modelShape) *atomic.Int64 { return &s.compressed },
 		"document that does not compress": func(s *modelShape) *atomic.Int64 { return &s.uncompressed },
 		"third run of tables a read asks": func(s *modelShape) *atomic.Int64 { return &s.runs },
+		"hit of the document cache":       func(s *modelShape) *atomic.Int64 { return &s.docHits },
+		"negative hit of it":              func(s *modelShape) *atomic.Int64 { return &s.docNegative },
+		"version too new for its reader":  func(s *modelShape) *atomic.Int64 { return &s.docNewer },
+		"fill refused for a write":        func(s *modelShape) *atomic.Int64 { return &s.docRefused },
+		"document that was evicted":       func(s *modelShape) *atomic.Int64 { return &s.docEvicted },
 	} {
 		n := int64(0)
 		for _, s := range modelShapes {
@@ -156,5 +164,6 @@ func (m *machine) drawOptions(t *rapid.T) {
 		o.BufferedIO = rapid.Bool().Draw(t, "buffered")
 	}
 	o.NonDurable = rapid.Bool().Draw(t, "async")
+	o.DocumentCacheBytes = rapid.SampledFrom([]int64{0, 128 * kib, mib}).Draw(t, "document cache")
 	o.IdleFlush = rapid.SampledFrom([]time.Duration{0, 0, 3 * time.Millisecond}).Draw(t, "idle flush")
 }

@@ -60,7 +60,7 @@ func newMachine(shape *modelShape) *machine {
 	}
 	o.SegmentBytes, o.segmentBytesMin, o.groupBytesMax = 64*kib, 64*kib, 16*kib
 	o.MaxItemBytes, o.replayBufferBytes, o.tableBytesMin = 48*kib, 64*kib, 4*kib
-	o.writeCacheMin = 128 * kib
+	o.writeCacheMin, o.documentCacheMin = 128*kib, 128*kib
 	o.Now = func() time.Time { return time.Unix(m.now.Load(), 0) }
 	o.Logf = m.log.add
 	m.o = o
@@ -499,4 +499,10 @@ func (m *machine) GetMany(t *rapid.T) {
 		}
 	}
 	b.Release()
+	c := m.db.Stats().DocumentCache
+	m.shape.docHits.Add(min(c.Hits, 1))
+	m.shape.docNegative.Add(min(c.NegativeHits, 1))
+	m.shape.docNewer.Add(min(c.MissesNewer, 1))
+	m.shape.docRefused.Add(min(c.Refused, 1))
+	m.shape.docEvicted.Add(min(c.Evicted, 1))
 }

@@ -36,6 +36,11 @@ type Options struct {
 	// WriteCache bounds unflushed memtables, in bytes. Default a quarter of
 	// MemQuota. Writers slow down above 3/4 of it and stop at it.
 	WriteCache int64
+	// DocumentCacheBytes is the part of MemQuota that keeps documents which were
+	// read from the device, in bytes; what it takes is missing for filters and
+	// indexes of tables. Default 0: none. Otherwise at least 1 MiB and at most
+	// what WriteCache and 8 MiB leave of MemQuota.
+	DocumentCacheBytes int64
 	// NonDurable answers a write when it is in the log buffer and the
 	// memtable; the log is written and synced within AsyncWindow. A kill or a
 	// power cut loses at most that window. Default false: durable.
@@ -140,6 +145,9 @@ type Options struct {
 	// writeCacheMin is lowered by tests so that a few writes fill the cache;
 	// default 1 MiB.
 	writeCacheMin int64
+	// documentCacheMin is lowered by tests so that a few documents fill the cache;
+	// default 1 MiB.
+	documentCacheMin int64
 	// manifestBytesMin is lowered by tests so that a few edits make a new
 	// manifest; 0 is its default.
 	manifestBytesMin int64
@@ -234,6 +242,9 @@ func (o Options) withDefaults() Options {
 	if o.groupBytesMax == 0 {
 		o.groupBytesMax = 4 * mib
 	}
+	if o.documentCacheMin == 0 {
+		o.documentCacheMin = mib
+	}
 	if o.writeCacheMin == 0 {
 		o.writeCacheMin = mib
 	}
@@ -259,6 +270,9 @@ func (o Options) Validate() error {
 	}
 	if o.MemQuota >= 16*mib && (o.WriteCache < o.writeCacheMin || o.WriteCache > o.MemQuota) {
 		bad("WriteCache %d: want 1 MiB up to MemQuota %d", o.WriteCache, o.MemQuota)
+	}
+	if left := o.MemQuota - o.WriteCache - 8*mib; o.DocumentCacheBytes != 0 && (o.DocumentCacheBytes < o.documentCacheMin || o.DocumentCacheBytes > left) {
+		bad("DocumentCacheBytes %d: want 0, or 1 MiB up to the %d that WriteCache and 8 MiB leave of MemQuota", o.DocumentCacheBytes, max(left, 0))
 	}
 	if o.AsyncWindow < 0 || o.AsyncWindow > time.Minute {
 		bad("AsyncWindow %v: want up to 1m", o.AsyncWindow)
@@ -337,10 +351,10 @@ func (o Options) picker() compaction.Picker {
 	}
 }
 
-// tableMemory bounds what the filters and indexes of tables take:
-// what the write cache and the buffers of reads leave of the quota.
+// tableMemory bounds what the filters and indexes of tables take: what the
+// write cache, the document cache and the buffers of reads leave of the quota.
 func (o Options) tableMemory() int64 {
-	return max(o.MemQuota-o.WriteCache-8*mib, o.MemQuota/16)
+	return max(o.MemQuota-o.WriteCache-o.DocumentCacheBytes-8*mib, o.MemQuota/16)
 }
 
 // BatchBytesMax is the most that one Batch may take in the log: a quarter of

@@ -105,6 +105,8 @@ func TestReadersAndWritersUnderFlush(t *testing.T) {
 		o    Options
 	}{
 		{"durable", Options{KVStores: 4, InlineLimit: 64}},
+		{"a document cache", Options{KVStores: 4, InlineLimit: 64, DocumentCacheBytes: 16 * mib}},
+		{"a tiny document cache, async", Options{KVStores: 4, InlineLimit: 64, NonDurable: true, DocumentCacheBytes: 128 * kib}},
 		{"async, flushes side by side", Options{KVStores: 6, InlineLimit: 1000, NonDurable: true, Flushers: 3, CompressIndex: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -128,9 +130,19 @@ func TestReadersAndWritersUnderFlush(t *testing.T) {
 				}
 				s.goOn()
 			}
+			docs := s.db.Stats().DocumentCache
 			s.end(wg)
 			if tables < 2*s.o.OpenTables || s.found.Load() == 0 {
 				t.Errorf("%d tables at most, %d of them may be open; %d counts found", tables, s.o.OpenTables, s.found.Load())
+			}
+			if c.o.DocumentCacheBytes > 0 {
+				t.Logf("the document cache: %+v", docs)
+				if docs.Hits == 0 || docs.NegativeHits == 0 || docs.Refreshed == 0 || docs.Refused == 0 {
+					t.Error("too little was read from the document cache")
+				}
+				if tiny := c.o.DocumentCacheBytes < mib; tiny && docs.Evicted == 0 || !tiny && docs.MissesNewer == 0 {
+					t.Error("nothing was evicted, or found that is too new")
+				}
 			}
 			s.reopen()
 			s.db.Close()

@@ -31,7 +31,7 @@ func TestReadersAndWritersUnderGC(t *testing.T) {
 		name string
 		o    Options
 	}{
-		{"durable, compressed", Options{KVStores: 4, InlineLimit: 64, rangeBytesMin: 16 * kib, CompressDocuments: true}},
+		{"durable, compressed, a document cache", Options{KVStores: 4, InlineLimit: 64, rangeBytesMin: 16 * kib, CompressDocuments: true, DocumentCacheBytes: 16 * mib}},
 		{"async, merges side by side", Options{KVStores: 8, InlineLimit: 100, NonDurable: true, Compactors: 4, rangeBytesMin: 16 * kib, CompressIndex: true}},
 		{"levels", Options{KVStores: 4, InlineLimit: 64, NonDurable: true, Leveled: true, L0Tables: 2, LevelMultiplier: 2, BaseLevelBytes: 16 * kib}},
 	} {

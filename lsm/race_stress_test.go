@@ -81,7 +81,7 @@ func newStress(t *testing.T, o Options) *stress {
 	o.FS, o.MemQuota, o.WriteCache, o.SegmentBytes, o.segmentBytesMin = tiny.FS, tiny.MemQuota, tiny.WriteCache, tiny.SegmentBytes, tiny.segmentBytesMin
 	o.VBuckets, o.OpenTables, o.tableBytesMin, o.BlockBytes = 16, 16, 4*kib, 512
 	o.TableBytes = cmp.Or(o.TableBytes, 4*kib) // one for each key
-	o.MaxItemBytes = 64 * kib
+	o.MaxItemBytes, o.documentCacheMin = 64*kib, 128*kib
 	s := &stress{t: t, written: make(chan struct{}, 1), more: make(chan struct{})}
 	o.Now = func() time.Time { return clockStart.Add(time.Duration(s.clock.Load()) * time.Second) }
 	s.o = o

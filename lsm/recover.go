@@ -375,6 +375,9 @@ func (r *recoverer) startLog() error {
 	if c := r.cleared.Load(); c != 0 && !mutant.ClearIgnoredInTables {
 		v.clears = []Seqno{Seqno(c)}
 	}
+	if err := db.openDocs(); err != nil {
+		return err
+	}
 	db.commit.mu.Lock()
 	db.installLocked(v)
 	db.commit.mu.Unlock()

@@ -75,6 +75,7 @@ func (db *DB) installLocked(v *view) (old *view) {
 		}
 	}
 	v.version.retain()
+	db.docViews.Add(1)
 	return db.current.Swap(v)
 }
 
@@ -111,4 +112,5 @@ func (v *view) release() {
 		}
 	}
 	v.version.release()
+	v.db.endDocs()
 }

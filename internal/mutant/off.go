@@ -28,6 +28,9 @@ const (
 	SkipSegmentDirSync   = false
 	SkipSegmentSync      = false
 	TrustPageCache       = false
+	FillBelowWord        = false
+	KeepOnWrite          = false
+	ServeAboveReadSeqno  = false
 	ClearBeforeDurable   = false
 	IgnoreShortWrite     = false
 	SkipCurrentSync      = false

@@ -48,6 +48,12 @@ var (
 	NoSeqnoJump = on("NoSeqnoJump")
 	// PromiseEarly promises what is before a group, durable or not.
 	PromiseEarly = on("PromiseEarly")
+	// FillBelowWord takes into the document cache what a reader found before its key was written.
+	FillBelowWord = on("FillBelowWord")
+	// KeepOnWrite leaves in the document cache what a write replaces.
+	KeepOnWrite = on("KeepOnWrite")
+	// ServeAboveReadSeqno answers from the document cache with what is too new for the reader.
+	ServeAboveReadSeqno = on("ServeAboveReadSeqno")
 	// ReadAtVisible lets readers of a durable store see what is not durable.
 	ReadAtVisible = on("ReadAtVisible")
 	// RetryFailedSync syncs again after a failed write, and believes the answer.
