@@ -45,6 +45,8 @@ type config struct {
 	keyBlockSize     size
 	bloomBits        int
 	indexCompression choice
+	cacheSize        size
+	cachePolicy      choice
 
 	compactors      int
 	spaceAmp        float64
@@ -94,6 +96,7 @@ func flagSet(c *config) *pflag.FlagSet {
 		segmentSize: 128 << 20,
 		logAlign:    4096,
 		maxItemSize: 20 << 20,
+		cachePolicy: choice{word: "s3fifo", words: []string{"s3fifo"}},
 		overload:    choice{word: "stall", words: []string{"stall", "reject"}},
 
 		tableSize:        32 << 20,
@@ -131,6 +134,10 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("mem-quota", "size")
 	f.Var(&c.writeCache, "write-cache", "memory for documents that are in no table yet, at most --mem-quota; 0 is a quarter of it. From 5/8 of it on the largest parts are flushed, above 3/4 writers slow down, and at it they meet --overload. More of it means fewer tables and a longer replay at restart")
 	unit("write-cache", "size")
+	f.Var(&c.cacheSize, "cache-size", "memory for documents that were read from the device, a part of --mem-quota that filters and indexes of tables do not have then; 0 is off. It pays where few documents take most of the reads and blocks of tables would keep too many others beside them; documents up to a 64th of it, 32KiB to 256KiB, are kept")
+	unit("cache-size", "size")
+	f.Var(&c.cachePolicy, "cache-policy", "what the document cache gives up first: s3fifo, which keeps what is read again out of the way of what is read once")
+	unit("cache-policy", "s3fifo")
 	f.BoolVar(&c.durable, "durable", true, "answer a write when it survives a power cut; false: when it is in memory, and a kill or power cut loses at most --async-window")
 	unit("durable", "true or false")
 	f.DurationVar(&c.asyncWindow, "async-window", 10*time.Millisecond, "longest time that a write waits for its sync when nobody waits for it, up to 1m")
@@ -215,17 +222,18 @@ func parse(c *config, args []string, stdout, stderr io.Writer) (lo lsm.Options, 
 // names the flag of every value that one of them refuses.
 func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.Options, err error) {
 	lo = lsm.Options{
-		MemQuota:     int64(c.memQuota),
-		WriteCache:   int64(c.writeCache),
-		NonDurable:   !c.durable,
-		AsyncWindow:  c.asyncWindow,
-		Reject:       c.overload.word == "reject",
-		InlineLimit:  int(c.inlineLimit),
-		SegmentBytes: int64(c.segmentSize),
-		LogAlign:     int(c.logAlign),
-		LogInflight:  c.logInflight,
-		BufferedIO:   !c.directIO,
-		MaxItemBytes: int(c.maxItemSize),
+		MemQuota:           int64(c.memQuota),
+		WriteCache:         int64(c.writeCache),
+		DocumentCacheBytes: int64(c.cacheSize),
+		NonDurable:         !c.durable,
+		AsyncWindow:        c.asyncWindow,
+		Reject:             c.overload.word == "reject",
+		InlineLimit:        int(c.inlineLimit),
+		SegmentBytes:       int64(c.segmentSize),
+		LogAlign:           int(c.logAlign),
+		LogInflight:        c.logInflight,
+		BufferedIO:         !c.directIO,
+		MaxItemBytes:       int(c.maxItemSize),
 
 		CompressDocuments: c.compression.word == "snappy",
 
@@ -327,6 +335,8 @@ var optionFlags = map[string]string{
 	"IOQueueDepth":     "io-queue-depth",
 	"MaxItemBytes":     "max-item-size",
 	"MaxConns":         "max-conns",
+
+	"DocumentCacheBytes": "cache-size",
 }
 
 // flagError puts the names of flags where Validate has those of options.

@@ -86,6 +86,9 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--mem-quota", "-1"}, []string{"--mem-quota"}},
 		{[]string{"--mem-quota", "1MiB"}, []string{"--mem-quota", "16 MiB"}},
 		{[]string{"--write-cache", "2GiB"}, []string{"--write-cache", "--mem-quota"}},
+		{[]string{"--cache-size", "1000KiB"}, []string{"--cache-size", "1 MiB"}},
+		{[]string{"--cache-size", "1GiB"}, []string{"--cache-size", "--write-cache", "--mem-quota"}},
+		{[]string{"--cache-policy", "lru"}, []string{"--cache-policy", "s3fifo"}},
 		{[]string{"--overload", "drop"}, []string{"--overload", `"drop"`, "stall or reject"}},
 		{[]string{"--async-window", "10"}, []string{"--async-window"}},
 		{[]string{"--async-window", "0"}, []string{"--async-window"}},
@@ -152,21 +155,24 @@ func TestFlagsReachOptions(t *testing.T) {
 		--async-window 5ms --overload reject --inline-limit 0 --segment-size 8MiB --log-align 512 --log-inflight 2
 		--direct-io=false --max-item-size 1MiB --max-conns 10 --flushers 2 --sstable-size 16MiB --sstable-write-buffer 2MiB
 		--key-block-size 8KiB --bloom-bits 0 --index-compression snappy --compression snappy --compactors 3 --space-amp 1.3 --key-shape leveled
-		--key-merge-share 0.2 --key-level-multiplier 8 --l0-tables 6 --base-level-size 32MiB`), os.Stdout, os.Stderr)
+		--key-merge-share 0.2 --key-level-multiplier 8 --l0-tables 6 --base-level-size 32MiB --cache-size 64MiB --cache-policy s3fifo`), os.Stdout, os.Stderr)
 	if !ok {
 		t.Fatal("refused")
 	}
 	got := fmt.Sprintln(lo.VBuckets, lo.KVStores, lo.MemQuota, lo.WriteCache, lo.NonDurable, lo.AsyncWindow, lo.Reject, lo.InlineLimit,
 		lo.SegmentBytes, lo.LogAlign, lo.LogInflight, lo.BufferedIO, lo.MaxItemBytes, po.MaxItemBytes, po.MaxConns,
 		lo.Flushers, lo.TableBytes, lo.TableWriteBuffer, lo.BlockBytes, lo.BloomBits, lo.CompressIndex, lo.CompressDocuments,
-		lo.Compactors, lo.SpaceAmp, lo.Leveled, lo.MergeShare, lo.LevelMultiplier, lo.L0Tables, lo.BaseLevelBytes)
+		lo.Compactors, lo.SpaceAmp, lo.Leveled, lo.MergeShare, lo.LevelMultiplier, lo.L0Tables, lo.BaseLevelBytes, lo.DocumentCacheBytes)
 	want := fmt.Sprintln(64, 4, 2<<30, 1000000000, true, "5ms", true, -1, 8<<20, 512, 2, true, 1<<20, 1<<20, 10,
 		2, 16<<20, 2<<20, 8<<10, -1, true, true,
-		3, 1.3, true, 0.2, 8, 6, 32<<20)
+		3, 1.3, true, 0.2, 8, 6, 32<<20, 64<<20)
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	lo, _, _, ok = parse(&c, nil, os.Stdout, os.Stderr)
+	if lo.DocumentCacheBytes != 0 {
+		t.Errorf("without flags there is a document cache of %d bytes", lo.DocumentCacheBytes)
+	}
 	if !ok || lo.VBuckets != 0 || lo.KVStores != 0 {
 		t.Errorf("without flags a store does not keep its own partitions: %+v", lo)
 	}
