@@ -25,6 +25,10 @@ const (
 const (
 	hugeBytes = 2 << 20 // a huge page
 
+	// hugeShardBytesMin: with less, rounding up to huge pages while a shard fills
+	// counts too much.
+	hugeShardBytesMin = 4 * hugeBytes
+
 	// chunkBytesMin holds seven decoded blocks of 4 KiB: a cache of 1 MiB has
 	// 30 chunks, so a few sizes at once still find room.
 	chunkBytesMin = 32 << 10
@@ -102,13 +106,8 @@ func New(o Options) (*Cache, error) {
 		bytesMax:   o.BytesMax,
 		chunkBytes: chunkBytesFor(shardBytes, o.ObjectBytes),
 	}
-	granule := int64(c.chunkBytes)
-	if shardBytes >= 32*hugeBytes {
-		granule = max(granule, hugeBytes)
-	}
-	dataBytes := shardBytes / granule * granule
-	if dataBytes > 0 {
-		if err := c.mapShards(o, dataBytes, granule); err != nil {
+	if dataBytes := shardBytes &^ int64(c.chunkBytes-1); dataBytes > 0 {
+		if err := c.mapShards(o, dataBytes); err != nil {
 			c.Close()
 			return nil, err
 		}
@@ -130,7 +129,7 @@ func chunkBytesFor(shardBytes int64, objectBytes int) int {
 	return chunk
 }
 
-func (c *Cache) mapShards(o Options, dataBytes, granule int64) error {
+func (c *Cache) mapShards(o Options, dataBytes int64) error {
 	chunks := int(dataBytes / int64(c.chunkBytes))
 	bitsMax := tableBitsMin
 	for bitsMax < tableBitsMax && int(dataBytes)/slotBytesMin > loadMax(bitsMax) {
@@ -139,10 +138,17 @@ func (c *Cache) mapShards(o Options, dataBytes, granule int64) error {
 	tableBytes := tableAreaBytes(bitsMax) + tableAreaBytes(bitsMax-1) + chunkTableBytes(chunks)
 	n := len(c.shards)
 	var err error
-	if c.data, err = offheap.Map(n * int(dataBytes)); err != nil {
+	// Huge pages for the part of a shard that will be full whatever table and
+	// ghosts take; they must not round up beyond.
+	hugeEnd, stride := int64(0), dataBytes
+	if dataBytes >= hugeShardBytesMin {
+		hugeEnd = dataBytes / 8 * 7 &^ (hugeBytes - 1)
+		stride = roundHuge(dataBytes)
+	}
+	if c.data, err = offheap.Map(n * int(stride)); err != nil {
 		return fmt.Errorf("s3fifo: %w", err)
 	}
-	if granule < hugeBytes {
+	if hugeEnd == 0 {
 		offheap.SmallPages(c.data)
 	}
 	if c.tables, err = offheap.Map(n * tableBytes); err != nil {
@@ -153,10 +159,12 @@ func (c *Cache) mapShards(o Options, dataBytes, granule int64) error {
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.classes = classes
-		s.data = c.data[int64(i)*dataBytes:][:dataBytes]
+		s.data = c.data[int64(i)*stride:][:stride]
+		if s.hugeEnd = hugeEnd; hugeEnd > 0 {
+			offheap.SmallPages(s.data[hugeEnd:])
+		}
 		s.base = unsafe.Pointer(unsafe.SliceData(s.data))
 		s.chunkShift = uint(bits.TrailingZeros(uint(c.chunkBytes)))
-		s.granule = granule
 		tables := c.tables[i*tableBytes:][:tableBytes]
 		s.bitsMax = bitsMax
 		s.areas[bitsMax&1] = tables[:tableAreaBytes(bitsMax)]
@@ -174,6 +182,8 @@ func (c *Cache) mapShards(o Options, dataBytes, granule int64) error {
 	}
 	return nil
 }
+
+func roundHuge(n int64) int64 { return (n + hugeBytes - 1) &^ (hugeBytes - 1) }
 
 // Close gives all memory back. Nothing of the cache may be used afterwards, nor
 // by others meanwhile: no object may be pinned.

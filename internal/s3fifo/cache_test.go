@@ -43,15 +43,15 @@ func TestClasses(t *testing.T) {
 		exact := false
 		for i, bytes := range k.bytes {
 			c := k.all[i]
-			if int(c.slotBytes) < bytes+headerBytes || c.slotBytes%slotAlign != 0 || int(c.slotBytes*c.slots) > chunkBytes || c.slots == 0 {
+			if int(c.slotBytes) < bytes+headerBytes || c.slotBytes%slotAlign != 0 || c.slotBytes >= alignedFrom && c.slotBytes%64 != 0 || int(c.slotBytes*c.slots) > chunkBytes || c.slots == 0 {
 				t.Errorf("chunk %d: class of %d bytes is %+v", chunkBytes, bytes, c)
 			}
-			exact = exact || bytes == 4096
+			exact = exact || bytes >= 4096 && bytes < 4096+64
 			if i == 0 {
 				continue
 			}
 			step := bytes - k.bytes[i-1]
-			if step <= 0 || step > 16 && bytes < chunkBytes/8-headerBytes && step*8 > k.bytes[i-1] {
+			if step <= 0 || step > 16 && bytes < chunkBytes/8-headerBytes && step*8 > k.bytes[i-1]+64*8 {
 				t.Errorf("chunk %d: step from %d to %d", chunkBytes, k.bytes[i-1], bytes)
 			}
 		}
@@ -59,7 +59,7 @@ func TestClasses(t *testing.T) {
 			t.Errorf("chunk %d: the largest object is %d", chunkBytes, largest)
 		}
 		if chunkBytes >= 64<<10 && !exact {
-			t.Errorf("chunk %d: no class for 4096 bytes", chunkBytes)
+			t.Errorf("chunk %d: no class for just 4096 bytes", chunkBytes)
 		}
 		for n := range 1 << 15 {
 			if n > chunkBytes-headerBytes {

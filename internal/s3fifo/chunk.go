@@ -45,6 +45,11 @@ const (
 	slotAlign    = 16
 	slotBytesMin = headerBytes + 16
 	classesMax   = 128 // of one priority
+
+	// Slots of a KiB and more begin with a cache line, so that a header is one
+	// cache miss; smaller ones would lose too much by it.
+	alignedFrom = 1 << 10
+	cacheLine   = 64
 )
 
 // classes are the sizes of slots, ascending.
@@ -60,7 +65,10 @@ func newClasses(chunkBytes int) *classes {
 	k := &classes{}
 	add := func(bytes int) {
 		slot := bytes + headerBytes
-		k.bytes = append(k.bytes, bytes)
+		if slot >= alignedFrom {
+			slot = min((slot+cacheLine-1)&^(cacheLine-1), chunkBytes)
+		}
+		k.bytes = append(k.bytes, slot-headerBytes)
 		k.all = append(k.all, class{slotBytes: uint32(slot), slots: uint32(chunkBytes / slot)})
 	}
 	step := 16
@@ -71,7 +79,7 @@ func newClasses(chunkBytes int) *classes {
 		}
 	}
 	for n := 7; n >= 1; n-- {
-		add(chunkBytes/n&^(slotAlign-1) - headerBytes)
+		add(chunkBytes/n&^(cacheLine-1) - headerBytes)
 	}
 	if len(k.all) > classesMax {
 		panic("s3fifo: too many classes")
@@ -102,16 +110,20 @@ func (s *Shard) class(k uint8) *class { return &s.classes.all[k&(classesMax-1)] 
 
 func highClass(k uint8) bool { return k >= classesMax }
 
-// dataBytes is how much of the data is backed: with huge pages the kernel may
-// back whole ones.
-func (s *Shard) dataBytes() int64 { return s.backed(s.freshChunks) }
+// dataBytes is how much of the data is in memory.
+func (s *Shard) dataBytes() int64 { return s.backed(s.freshChunks) - int64(s.released)<<s.chunkShift }
 
+// backed is how much of the data the kernel may back when so many chunks have
+// been used: whole huge pages, as far as there are.
 func (s *Shard) backed(fresh uint32) int64 {
-	touched := int64(fresh) << s.chunkShift
-	return (touched+s.granule-1)/s.granule*s.granule - int64(s.released)<<s.chunkShift
+	n := int64(fresh) << s.chunkShift
+	if n < s.hugeEnd {
+		return roundHuge(n)
+	}
+	return n
 }
 
-// list is the head of a list of chunks.
+// push makes a chunk the first of a list.
 func (s *Shard) push(list *uint32, ci uint32) {
 	c := &s.chunks[ci]
 	c.prev, c.next = none, *list
@@ -145,7 +157,7 @@ func (s *Shard) takeChunk(k uint8) bool {
 		ci = s.releasedChunk
 		s.unlink(&s.releasedChunk, ci)
 		s.released--
-	case int(s.freshChunks) < len(s.chunks) && s.used()-s.dataBytes()+s.backed(s.freshChunks+1) <= s.limit:
+	case int(s.freshChunks) < len(s.chunks) && s.used()+s.backed(s.freshChunks+1)-s.backed(s.freshChunks) <= s.limit:
 		ci = s.freshChunks
 		s.freshChunks++
 	default:
@@ -186,10 +198,15 @@ func (s *Shard) releaseFree() {
 	s.unlink(&s.freeChunk, ci)
 	s.push(&s.releasedChunk, ci)
 	s.released++
-	offheap.Release(s.data[int(ci)<<s.chunkShift:][:1<<s.chunkShift])
+	at := int64(ci) << s.chunkShift
+	if at < s.hugeEnd {
+		// Or the kernel may put the huge page together again.
+		offheap.SmallPages(s.data[at&^(hugeBytes-1) : roundHuge(at+1<<s.chunkShift)])
+	}
+	offheap.Release(s.data[at:][:1<<s.chunkShift])
 	if s.released == s.freshChunks {
 		// Nothing is left. A huge page may back more than the chunks.
-		offheap.Release(s.data[:s.dataBytes()+int64(s.released)<<s.chunkShift])
+		offheap.Release(s.data[:s.backed(s.freshChunks)])
 		s.freshChunks, s.released, s.releasedChunk = 0, 0, none
 		offheap.Release(s.chunkTable)
 	}

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"fluxkv/internal/invariants"
+	"fluxkv/internal/offheap"
 )
 
 // Obj is an object of one shard. It is valid until the shard is unlocked, or
@@ -49,7 +50,7 @@ type Shard struct {
 	areas      [2][]byte // for the table
 	bitsMax    int
 	chunkShift uint
-	granule    int64 // data is backed in pieces of this size
+	hugeEnd    int64 // data before is backed by huge pages, whole ones
 	fixedBytes int64
 
 	// tableBits is bits, for Touch.
@@ -311,7 +312,10 @@ func (s *Shard) setLimit(limit int64) {
 		return
 	}
 	s.limit = limit
-	if limit < s.fixedBytes+int64(tableAreaBytes(tableBitsMin))+s.granule {
+	if s.hugeEnd > 0 && limit < hugeShardBytesMin {
+		s.leaveHuge()
+	}
+	if limit < s.fixedBytes+int64(tableAreaBytes(tableBitsMin))+int64(1)<<s.chunkShift {
 		for ci := uint32(0); ci < s.freshChunks; ci++ { // which becomes 0 with the last one
 			s.drain(ci)
 		}
@@ -335,6 +339,14 @@ func (s *Shard) setLimit(limit int64) {
 			}
 		}
 	}
+}
+
+// leaveHuge lets the kernel back what is used and no more from now on.
+func (s *Shard) leaveHuge() {
+	offheap.SmallPages(s.data)
+	fresh := int64(s.freshChunks) << s.chunkShift
+	offheap.Release(s.data[fresh:max(fresh, s.backed(s.freshChunks))])
+	s.hugeEnd = 0
 }
 
 // drainOne drains a chunk that has pinned objects.
