@@ -34,12 +34,12 @@ type Options struct {
 	// only. Default Bytes.
 	BytesMax int64
 	// Shards is how many locks there are, a power of two up to 256. Default: one
-	// for each 16 MiB of BytesMax, at most 64.
+	// for each 32 MiB of BytesMax, at most 64.
 	Shards int
 	// BlockBytesMax is the size of the largest block that must fit, at most 16 MiB
 	// less 48 bytes; a shard that has no room for eight of them refuses them.
-	// Larger ones than the default of 256 KiB less 48 (32 KiB in caches below 2
-	// MiB) cost memory when many sizes are cached.
+	// The default is a 256th of a shard, between 32 KiB and 256 KiB, less 48
+	// bytes; more costs memory when many sizes are cached.
 	BlockBytesMax int
 }
 

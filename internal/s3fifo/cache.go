@@ -34,9 +34,14 @@ const (
 	chunkBytesMin = 32 << 10
 	chunkBytesMax = 256 << 10 // the default for large shards; Options may ask for more
 
-	// shardBytesMin keeps the locks few enough that a shard has chunks for many
-	// sizes.
-	shardBytesMin = 16 << 20
+	// chunksWanted is how many chunks a shard has at least, if they are larger
+	// than chunkBytesMin. Objects from 64 bytes to 8 KiB have 50 classes: with 64
+	// chunks half of the memory lay in slots of classes that were not asked for,
+	// with 256 a tenth.
+	chunksWanted = 256
+
+	// shardBytesMin keeps the locks few enough that chunks are not too small.
+	shardBytesMin = 32 << 20
 	shardsMax     = 256
 
 	// A slot's number, in units of slotAlign, is 32 bits wide.
@@ -52,11 +57,11 @@ type Options struct {
 	// mapped at once, memory is used as it is needed. Default Bytes.
 	BytesMax int64
 	// Shards is how many locks there are, a power of two up to 256. Default: one
-	// for each 16 MiB of BytesMax, at most 64.
+	// for each 32 MiB of BytesMax, at most 64.
 	Shards int
 	// ObjectBytes is the size of the largest object that must fit, at most 16
 	// MiB less the header of 48. Chunks, at least that large, are what sizes share memory in. Default:
-	// a 64th of a shard, between 32 KiB and 256 KiB, less the header. When a
+	// a 256th of a shard, between 32 KiB and 256 KiB, less the header. When a
 	// shard has no room for eight chunks, the bound is lower; see ObjectBytesMax.
 	ObjectBytes int
 	// Owners keeps chains of the objects whose tags begin with the same word, for
@@ -120,7 +125,7 @@ func New(o Options) (*Cache, error) {
 // a shard had no eight chunks then.
 func chunkBytesFor(shardBytes int64, objectBytes int) int {
 	chunk := chunkBytesMin
-	for chunk < chunkBytesMax && int64(chunk)*2 <= shardBytes/64 {
+	for chunk < chunkBytesMax && int64(chunk)*2 <= shardBytes/chunksWanted {
 		chunk *= 2
 	}
 	for chunk < objectBytes+headerBytes && int64(chunk)*2 <= shardBytes/8 {

@@ -38,6 +38,11 @@ const (
 	// up.
 	pinnedMax = 128
 
+	// roundsMax is how many used objects may go round, or up to the main queue,
+	// before one is evicted all the same: it bounds the time under the lock, to
+	// some 100 us.
+	roundsMax = 512
+
 	// highShare: all chunks but one in so many are open to priority High.
 	highShare = 16
 )
@@ -103,7 +108,7 @@ func (s *Shard) count(o Obj) {
 // none, or the oldest are pinned.
 func (s *Shard) evictLow() bool {
 	small, main := &s.queues[queueSmall], &s.queues[queueMain]
-	for pinned := 0; pinned < pinnedMax; {
+	for pinned, rounds := 0, 0; pinned < pinnedMax; rounds++ {
 		id := queueMain
 		if small.objects > 0 && (main.objects == 0 || small.bytes*smallShare >= small.bytes+main.bytes) {
 			id = queueSmall
@@ -118,6 +123,9 @@ func (s *Shard) evictLow() bool {
 			pinned++
 			s.dequeue(o)
 			s.enqueue(id, o)
+		case rounds >= roundsMax:
+			s.evict(o)
+			return true
 		case id == queueSmall && h.uses >= promoteUses:
 			s.stats.Promotions++
 			h.uses = 0
@@ -137,7 +145,7 @@ func (s *Shard) evictLow() bool {
 
 // evictHigh does the same with one of high priority.
 func (s *Shard) evictHigh() bool {
-	for pinned := 0; pinned < pinnedMax; {
+	for pinned, rounds := 0, 0; pinned < pinnedMax; rounds++ {
 		o := s.queues[queueHigh].tail
 		if o == 0 {
 			return false
@@ -146,7 +154,7 @@ func (s *Shard) evictHigh() bool {
 		switch {
 		case h.pins.Load() != 0:
 			pinned++
-		case h.uses > 0:
+		case h.uses > 0 && rounds < roundsMax:
 			h.uses--
 		default:
 			s.evict(o)
@@ -166,6 +174,20 @@ func (s *Shard) highChunksMax() uint32 {
 	return uint32(max(all-(all+highShare-1)/highShare, 1))
 }
 
+// takeSlotNear returns a slot of class k or of the next larger one: to leave a
+// ninth of a slot unused costs less than to evict more when sizes are mixed.
+func (s *Shard) takeSlotNear(k uint8) Obj {
+	if o := s.takeSlot(k); o != 0 {
+		return o
+	}
+	if i := int(k&(classesMax-1)) + 1; i < len(s.classes.all) {
+		if have, next := s.class(k).slotBytes, s.class(k+1).slotBytes; next-have <= have/8+cacheLine {
+			return s.takeSlot(k + 1)
+		}
+	}
+	return 0
+}
+
 // slotFor returns a slot of class k, whatever must leave for it, or 0.
 func (s *Shard) slotFor(k uint8) Obj {
 	if o := s.takeSlot(k); o != 0 {
@@ -179,14 +201,17 @@ func (s *Shard) slotFor(k uint8) Obj {
 
 func (s *Shard) slotForLow(k uint8) Obj {
 	for range evictTries {
-		if s.takeChunk(k) || !s.evictLow() {
-			break
+		if s.takeChunk(k) {
+			return s.takeSlot(k)
 		}
-		if o := s.takeSlot(k); o != 0 {
+		if o := s.takeSlotNear(k); o != 0 {
 			return o
 		}
+		if !s.evictLow() {
+			break
+		}
 	}
-	if o := s.takeSlot(k); o != 0 {
+	if o := s.takeSlotNear(k); o != 0 {
 		return o
 	}
 	switch {
@@ -206,12 +231,15 @@ func (s *Shard) slotForHigh(k uint8) Obj {
 		}
 	}
 	for range evictTries {
+		if o := s.takeSlotNear(k); o != 0 {
+			return o
+		}
 		if !s.evictHigh() {
 			break
 		}
-		if o := s.takeSlot(k); o != 0 {
-			return o
-		}
+	}
+	if o := s.takeSlotNear(k); o != 0 {
+		return o
 	}
 	// A chunk that became free may be had, but not one more.
 	if s.highChunks < s.highChunksMax() && s.takeChunk(k) {

@@ -6,28 +6,39 @@ import (
 	"math/rand/v2"
 	"sort"
 	"testing"
+
+	"fluxkv/internal/offheap"
 )
 
 // lru is the cache that everybody compares with: the plainest LRU of a number
-// of objects.
+// of bytes, without any overhead.
 type lru struct {
-	size  int
-	order *list.List
-	at    map[uint64]*list.Element
+	bytes, bytesMax int
+	order           *list.List // of lruObject
+	at              map[uint64]*list.Element
 }
 
-func newLRU(size int) *lru { return &lru{size, list.New(), map[uint64]*list.Element{}} }
+type lruObject struct {
+	key   uint64
+	bytes int
+}
 
-func (l *lru) read(k uint64) bool {
+func newLRU(bytesMax int) *lru {
+	return &lru{bytesMax: bytesMax, order: list.New(), at: map[uint64]*list.Element{}}
+}
+
+func (l *lru) read(k uint64, n int) bool {
 	if e, ok := l.at[k]; ok {
 		l.order.MoveToFront(e)
 		return true
 	}
-	if len(l.at) == l.size {
-		last := l.order.Back()
-		delete(l.at, l.order.Remove(last).(uint64))
+	for l.bytes+n > l.bytesMax {
+		old := l.order.Remove(l.order.Back()).(lruObject)
+		delete(l.at, old.key)
+		l.bytes -= old.bytes
 	}
-	l.at[k] = l.order.PushFront(k)
+	l.bytes += n
+	l.at[k] = l.order.PushFront(lruObject{k, n})
 	return false
 }
 
@@ -66,38 +77,66 @@ func read(t testing.TB, c *Cache, k uint64, n int) bool {
 
 const blockBytes = 4080
 
+// playZipf returns how many of reads hit in the cache and in an LRU of so many
+// bytes, after a third as many that fill both.
+func playZipf(t *testing.T, c *Cache, l *lru, z *zipf, reads int, size func(k uint64) int) (ours, theirs int) {
+	for i := range reads + reads/3 {
+		k := z.draw()
+		hit, lruHit := read(t, c, k, size(k)), l.read(k, size(k))
+		if i < reads/3 {
+			continue
+		}
+		if hit {
+			ours++
+		}
+		if lruHit {
+			theirs++
+		}
+	}
+	t.Logf("S3-FIFO %.4f LRU %.4f", float64(ours)/float64(reads), float64(theirs)/float64(reads))
+	return ours, theirs
+}
+
 func TestZipfHitRatioIsAtLeastThatOfLRU(t *testing.T) {
 	const objects, objectBytes = 20_000, 1000
-	for _, tc := range []struct {
-		s     float64
-		share float64
-	}{{0.99, 0.1}, {0.99, 0.01}, {0.7, 0.1}, {1.2, 0.1}} {
+	for _, tc := range []struct{ s, share float64 }{{0.99, 0.1}, {0.99, 0.01}, {0.7, 0.1}, {1.2, 0.1}} {
 		// Memory for a share of the slots: table, ghosts and what chunks leave
-		// unused go off it. The LRU has no overhead at all.
+		// unused go off it.
 		c := newCache(t, Options{Bytes: int64(tc.share * objects * (objectBytes + 48)), Shards: 1})
-		l := newLRU(int(tc.share * objects))
-		z := newZipf(objects, tc.s, 7)
-		ours, theirs := 0, 0
-		const reads = 200_000
-		for i := range reads {
-			k := z.draw()
-			hit, lruHit := read(t, c, k, objectBytes), l.read(k)
-			if i < reads/4 {
-				continue // both fill
-			}
-			if hit {
-				ours++
-			}
-			if lruHit {
-				theirs++
-			}
-		}
-		t.Logf("zipf %.2f, %2.0f %%: S3-FIFO %.4f LRU %.4f", tc.s, tc.share*100, float64(ours)/(reads*3/4), float64(theirs)/(reads*3/4))
+		l := newLRU(int(tc.share * objects * objectBytes))
+		ours, theirs := playZipf(t, c, l, newZipf(objects, tc.s, 7), readsOf(150_000), func(uint64) int { return objectBytes })
 		if ours < theirs {
 			t.Errorf("zipf %v with %v of the objects: %d hits, LRU %d", tc.s, tc.share, ours, theirs)
 		}
 		checkCache(t, c)
 	}
+}
+
+// Sizes of many classes at once must not leave much memory in slots of the
+// wrong ones.
+func TestMixedSizesAreAsGoodAsLRU(t *testing.T) {
+	c := newCache(t, Options{Bytes: 16 << 20, Shards: 1})
+	// From 64 bytes to 8 KiB, as many of each power of two.
+	size := func(k uint64) int {
+		x := hashOf(Tag{k, 5})
+		n := 64 << (x % 7)
+		return n + int(x>>8)%n
+	}
+	ours, theirs := playZipf(t, c, newLRU(16<<20), newZipf(100_000, 0.99, 7), readsOf(250_000), size)
+	s := c.Stats()
+	if ours < theirs || s.ObjectBytes[Low] < s.Bytes*85/100 {
+		t.Errorf("%d hits, LRU %d, %+v", ours, theirs, s)
+	}
+	checkCache(t, c)
+}
+
+// readsOf is n, or less where the race detector makes reads slow: these tests
+// have one goroutine.
+func readsOf(n int) int {
+	if offheap.OnGoHeap && testing.Short() {
+		return n / 2
+	}
+	return n
 }
 
 func TestScanDoesNotPushOutHotObjects(t *testing.T) {
@@ -137,14 +176,14 @@ func TestUniformMissesDoNotChurnMain(t *testing.T) {
 	}
 	before := c.Stats()
 	rng := rand.New(rand.NewPCG(3, 3))
-	for range 100_000 {
+	for range readsOf(100_000) {
 		// So many objects that one comes back before its ghost has left in two
 		// cases of a thousand.
 		read(t, c, 1<<32+rng.Uint64N(1_000_000), blockBytes)
 	}
 	s := c.Stats()
 	if into := s.Promotions + s.GhostHits - before.Promotions - before.GhostHits; into > 500 {
-		t.Errorf("%d of 100000 objects came into the main queue", into)
+		t.Errorf("%d objects came into the main queue", into)
 	}
 	found := 0
 	for k := range uint64(hot) {
