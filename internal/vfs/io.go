@@ -1,7 +1,6 @@
 package vfs
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"sync"
@@ -47,18 +46,18 @@ const (
 
 // IOStats counts what an IO did since it was made.
 type IOStats struct {
-	Reads    uint64 // finished, whatever their outcome
-	Bytes    uint64 // that they brought
-	Submits  uint64 // system calls that started reads
-	Waits    uint64 // system calls that collected finished reads
-	Alone    uint64 // reads that their caller did itself, without an engine
-	Pooled   uint64 // reads by goroutines of the pool
-	Retried  uint64 // reads that an engine of the kernel left short, failed or refused: done again by File.ReadAt
-	InFlight int    // at the device now, or given to the pool
-	Queued   int    // submitted and not in flight yet
+	Reads    uint64 `json:"reads"`     // finished, whatever their outcome
+	Bytes    uint64 `json:"bytes"`     // that they brought
+	Submits  uint64 `json:"submits"`   // system calls that started reads
+	Waits    uint64 `json:"waits"`     // system calls that collected finished reads
+	Alone    uint64 `json:"alone"`     // reads that their caller did itself, without an engine
+	Pooled   uint64 `json:"pooled"`    // reads by goroutines of the pool
+	Retried  uint64 `json:"retried"`   // reads that an engine of the kernel left short, failed or refused: done again by File.ReadAt
+	InFlight int    `json:"in_flight"` // at the device now, or given to the pool
+	Queued   int    `json:"queued"`    // submitted and not in flight yet
 }
 
-// IO does the reads of many callers together on one engine. There is one per
+// IO does the reads of many callers together on one engine (docs/io.md). There is one per
 // store; it is safe for concurrent use.
 //
 //	queue A  [r][r][r]  \                            slot 0  A's read
@@ -680,18 +679,4 @@ func (l *readList) append(m *readList) {
 	l.tail = m.tail
 	l.n += m.n
 	*m = readList{}
-}
-
-// openRing returns the ring that o asks for; nil means pread.
-func openRing(o IOOptions) (aio.Ring, error) {
-	switch o.Engine {
-	case "", EnginePread:
-		return nil, nil
-	case EngineURing, EngineAIO:
-		if _, real := o.FS.(OSFS); !real {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("I/O engine %s: %w", o.Engine, errors.ErrUnsupported)
-	}
-	return nil, fmt.Errorf("unknown I/O engine %q; there are uring, aio and pread", o.Engine)
 }

@@ -3,6 +3,7 @@ package vfs_test
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -18,6 +19,8 @@ import (
 	"fluxkv/internal/vfs"
 	"fluxkv/internal/vfs/faultfs"
 	"fluxkv/internal/vfs/memfs"
+
+	"golang.org/x/sys/unix"
 )
 
 // ioCase is one way to read: an engine, a disk, and whether files are direct.
@@ -33,6 +36,10 @@ func ioCases() []ioCase {
 	return []ioCase{
 		{name: "pread", engine: vfs.EnginePread, fsys: osfs},
 		{name: "pread direct", engine: vfs.EnginePread, direct: true, fsys: osfs},
+		{name: "aio direct", engine: vfs.EngineAIO, direct: true, fsys: osfs},
+		{name: "aio", engine: vfs.EngineAIO, fsys: osfs},
+		{name: "uring direct", engine: vfs.EngineURing, direct: true, fsys: osfs},
+		{name: "uring", engine: vfs.EngineURing, fsys: osfs},
 		{name: "the best", fsys: osfs},
 		{name: "the best direct", direct: true, fsys: osfs},
 		{name: "memfs", fsys: func() vfs.FS { return memfs.New() }},
@@ -651,40 +658,69 @@ func TestIODoesNotAllocate(t *testing.T) {
 	}
 }
 
+var ioFile = flag.String("io-file", "", "BenchmarkIO reads this file, with O_DIRECT where that is asked for, instead of a small one of its own")
+
 // BenchmarkIO reads blocks at random, by several goroutines with several reads
-// in flight each.
+// in flight each. Its figures mean something with a -io-file that is larger
+// than what the device caches.
 func BenchmarkIO(b *testing.B) {
 	for _, c := range ioCases() {
-		for _, shape := range []struct{ goroutines, each int }{{1, 1}, {8, 1}, {64, 1}, {1, 64}} {
+		if *ioFile != "" && (!c.direct || c.engine == "") {
+			continue
+		}
+		for _, shape := range []struct{ goroutines, each int }{{1, 1}, {2, 1}, {8, 1}, {64, 1}, {1, 8}, {1, 128}, {8, 16}} {
 			b.Run(fmt.Sprintf("%s/%dx%d", c.name, shape.goroutines, shape.each), func(b *testing.B) {
 				d := c.open(b, 128)
-				var wg sync.WaitGroup
+				if *ioFile != "" {
+					size, err := d.fs.Size(*ioFile)
+					if err != nil {
+						b.Fatal(err)
+					}
+					d.file, d.size = *ioFile, size
+				}
+				f := d.reader(b)
 				var left atomic.Int64
 				left.Store(int64(b.N))
 				readers := make([][]vfs.Read, shape.goroutines)
+				queues := make([]*vfs.ReadQueue, shape.goroutines)
 				for g := range readers {
-					readers[g] = blocks(b, d.reader(b), shape.each, g)
+					readers[g], queues[g] = blocks(b, f, shape.each, g), d.queue()
 				}
+				var before, after unix.Rusage
+				_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
 				b.ReportAllocs()
 				b.ResetTimer()
+				var wg sync.WaitGroup
 				for g, reads := range readers {
 					wg.Add(1)
 					go func() {
 						defer wg.Done()
-						rnd := rand.New(rand.NewPCG(1, uint64(g)))
-						q := d.queue()
-						for i := range reads {
-							q.Add(&reads[i])
-						}
-						for r := q.Next(); r != nil; r = q.Next() {
-							if left.Add(-1) > 0 {
-								r.Off = int64(rnd.IntN(64)) * vfs.BlockBytes
-								q.Add(r)
+						rnd := rand.New(rand.NewPCG(rand.Uint64(), uint64(g)))
+						add := func(r *vfs.Read) {
+							if left.Add(-1) >= 0 {
+								r.Off = rnd.Int64N(d.size/vfs.BlockBytes) * vfs.BlockBytes
+								queues[g].Add(r)
 							}
+						}
+						for i := range reads {
+							add(&reads[i])
+						}
+						for r := queues[g].Next(); r != nil; r = queues[g].Next() {
+							if r.Err != nil {
+								b.Error(r.Err)
+							}
+							add(r)
 						}
 					}()
 				}
 				wg.Wait()
+				b.StopTimer()
+				_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
+				cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
+				s := d.io.Stats()
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "reads/s")
+				b.ReportMetric(float64(cpu)/1e3/float64(b.N), "cpu-us/op")
+				b.ReportMetric(float64(s.Submits+s.Waits)/float64(b.N), "calls/op")
 			})
 		}
 	}
