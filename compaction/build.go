@@ -47,6 +47,9 @@ type Output struct {
 	BloomBits        int
 	WriteBufferBytes int
 	Pace             func(bytes int)
+	// Warm, if set, is handed each data block of each table as it is written, as
+	// sstable.WriterOptions.Warm is, with the table's number.
+	Warm func(table, offset uint64, data []byte)
 }
 
 const tableBytesDefault = 64 << 20
@@ -290,10 +293,15 @@ func (b *builder) begin() error {
 	}
 	b.made = append(b.made, name)
 	b.file = file
+	var warm func(offset uint64, data []byte)
+	if b.o.Warm != nil {
+		number := b.number
+		warm = func(offset uint64, data []byte) { b.o.Warm(number, offset, data) }
+	}
 	w, err := sstable.NewWriter(file, sstable.WriterOptions{
 		Number: b.number, StoreID: b.o.StoreID, KVStore: b.o.KVStore,
 		BlockBytes: b.o.BlockBytes, Compression: b.o.Compression, BloomBits: b.o.BloomBits,
-		WriteBufferBytes: b.o.WriteBufferBytes, Pace: b.o.Pace,
+		WriteBufferBytes: b.o.WriteBufferBytes, Pace: b.o.Pace, Warm: warm,
 	})
 	if err != nil {
 		return err

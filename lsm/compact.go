@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"fluxkv/compaction"
+	"fluxkv/internal/blockcache"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/iter"
 	"fluxkv/internal/mutant"
@@ -212,6 +213,9 @@ func (db *DB) tableOutput(kvstore int) compaction.Output {
 	}
 	if db.o.CompressIndex {
 		o.Compression = sstable.Snappy
+	}
+	if db.o.WarmNewTables {
+		o.Warm = func(table, offset uint64, data []byte) { db.blocks.Put(table, offset, data, blockcache.Low) }
 	}
 	return o
 }

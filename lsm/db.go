@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 
 	"fluxkv/compaction"
+	"fluxkv/internal/blockcache"
 	"fluxkv/internal/doccache"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
-	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/sstable"
 	"fluxkv/wal"
@@ -48,7 +48,8 @@ type DB struct {
 	forwardBorn map[entry.SegmentID]uint64
 	mergeSeq    atomic.Uint64
 	freshBits   atomic.Uint64
-	probeBudget *offheap.Budget
+	memory      tableMemory // of tables, and blocks for short
+	blocks      *blockcache.Cache
 	io          *vfs.IO
 	readMany    func([]vfs.Read) // io.ReadMany
 	cramped     atomic.Bool      // the disk is nearly full, as of the last look for segments
@@ -214,6 +215,7 @@ func (db *DB) close() error {
 	}
 	err = errors.Join(err, db.edits.log.Close(), db.lock.Close(), db.io.Close())
 	db.scratches.free()
+	db.memory.close()
 	return err
 }
 

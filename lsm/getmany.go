@@ -350,6 +350,7 @@ func (b *ReadBatch) searched(s *scratch, needs bool) {
 			b.values += int64(len(b.buf) - n)
 		}
 		b.db.fillFound(b, i)
+		s.get.drop()
 		if b.found(i, s) {
 			return // s reads the document
 		}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"fluxkv/compaction"
+	"fluxkv/internal/blockcache"
 	"fluxkv/internal/doccache"
 	"fluxkv/internal/vfs"
 	"fluxkv/wal"
@@ -75,11 +76,13 @@ type Stats struct {
 	BlockReads    int64 `json:"block_reads"` // data blocks of tables
 	IndexReads    int64 `json:"index_reads"` // index and filter blocks of tables
 	Rereads       int64 `json:"rereads"`     // of blocks and documents that failed their sum the first time
-	// Reads is what the I/O engine did: it reads blocks and documents from the device.
-	Reads         vfs.IOStats `json:"device_reads"`
-	IOEngine      string      `json:"io_engine"`
-	UpdateRetries int64       `json:"update_retries"`
-	Clears        int64       `json:"clears"`
+	// BlockCache holds blocks of tables that were read. Reads is what the I/O engine did: it
+	// reads blocks and documents from the device.
+	BlockCache    blockcache.Stats `json:"block_cache"`
+	Reads         vfs.IOStats      `json:"device_reads"`
+	IOEngine      string           `json:"io_engine"`
+	UpdateRetries int64            `json:"update_retries"`
+	Clears        int64            `json:"clears"`
 	// Compression of documents, as Options.CompressDocuments asked for.
 	Compression Compression `json:"compression"`
 	// DocumentCache is the cache of Options.DocumentCacheBytes; zero when it is off.
@@ -225,7 +228,7 @@ func (db *DB) Stats() Stats {
 	s.Collections, s.GCRead = db.counts.collections.Load(), db.counts.gcRead.Load()
 	s.GCKept, s.GCDropped = db.counts.gcKept.Load(), db.counts.gcDropped.Load()
 	s.Probes, s.ProbesReplaced, s.MovedReads = db.counts.probes.Load(), db.counts.probesHit.Load(), db.counts.movedReads.Load()
-	s.ProbeMemory, s.IndexMemory = db.probeBudget.Used(), db.log.IndexBytes()
+	s.ProbeMemory, s.IndexMemory = db.memory.probe.Used(), db.log.IndexBytes()
 	s.Allocated, s.Live = db.gcAllocated.Load(), db.gcLive.Load()
 	if r := db.gcReason.Load(); r != nil {
 		s.CollectionReason = string(*r)
@@ -247,7 +250,7 @@ func (db *DB) Stats() Stats {
 	rs := db.readers.Stats()
 	s.TablesOpen, s.TableMemory, s.TablesFenced = rs.Open, rs.MemoryBytes, rs.Fenced
 	s.Rereads = rs.Rereads + wal.DocumentRereads()
-	s.Reads, s.IOEngine = db.io.Stats(), db.io.Engine()
+	s.BlockCache, s.Reads, s.IOEngine = db.blocks.Stats(), db.io.Stats(), db.io.Engine()
 	waits := db.spaceWaits.Load()
 	s.StalledNow += waits
 	switch {

@@ -108,6 +108,14 @@ type Options struct {
 	// CompressIndex compresses the data blocks of tables by snappy. It saves
 	// space where keys or inline values compress, and costs CPU.
 	CompressIndex bool
+	// BlockCacheBytes bounds what filters, indexes and blocks of tables take in
+	// memory, in bytes. Default: what WriteCache and buffers leave of MemQuota. Filters
+	// and index blocks come first, then what the liveness probe needs; blocks
+	// that were read have the rest, at least a sixteenth.
+	BlockCacheBytes int64
+	// WarmNewTables puts the data blocks of tables into the block cache as flushes
+	// and merges write them. Default false: only reads fill it.
+	WarmNewTables bool
 	// IOEngine does the reads of documents and blocks that memory does not
 	// have: "uring", "aio" or "pread". Default: the best one that works here.
 	IOEngine string
@@ -218,6 +226,9 @@ func (o Options) withDefaults() Options {
 	if o.OpenTables == 0 {
 		o.OpenTables = 4096
 	}
+	if o.BlockCacheBytes == 0 {
+		o.BlockCacheBytes = o.tableMemoryMax()
+	}
 	if o.IOQueueDepth == 0 {
 		o.IOQueueDepth = 128
 	}
@@ -322,6 +333,9 @@ func (o Options) Validate() error {
 	if o.BloomBits < -1 || o.BloomBits > sstable.BloomBitsMax-upperBloomBits {
 		bad("BloomBits %d: want -1 to %d", o.BloomBits, sstable.BloomBitsMax-upperBloomBits)
 	}
+	if o.BlockCacheBytes < mib || o.BlockCacheBytes > o.tableMemoryMax() && o.MemQuota >= 16*mib {
+		bad("BlockCacheBytes %d: want 1 MiB up to the %d that MemQuota leaves", o.BlockCacheBytes, o.tableMemoryMax())
+	}
 	if !slices.Contains([]string{"", "uring", "aio", "pread"}, o.IOEngine) {
 		bad("IOEngine %q: want uring, aio or pread", o.IOEngine)
 	}
@@ -351,9 +365,10 @@ func (o Options) picker() compaction.Picker {
 	}
 }
 
-// tableMemory bounds what the filters and indexes of tables take: what the
-// write cache, the document cache and the buffers of reads leave of the quota.
-func (o Options) tableMemory() int64 {
+// tableMemoryMax is what filters, indexes and blocks of tables may take at most:
+// what the write cache, the document cache and the buffers of reads leave of the
+// quota.
+func (o Options) tableMemoryMax() int64 {
 	return max(o.MemQuota-o.WriteCache-o.DocumentCacheBytes-8*mib, o.MemQuota/16)
 }
 

@@ -18,7 +18,7 @@ func (f *tableFile) loadProbe(db *DB) {
 		return
 	}
 	n := int(f.meta.FileBytes)
-	if !db.probeBudget.TryReserve(int64(n)) {
+	if !db.memory.reserveProbe(int64(n)) {
 		return
 	}
 	b, err := offheap.AlignedBuffer(n)
@@ -29,7 +29,7 @@ func (f *tableFile) loadProbe(db *DB) {
 		}
 		offheap.FreeAligned(b)
 	}
-	db.probeBudget.Release(int64(n))
+	db.memory.releaseProbe(int64(n))
 	db.o.Logf("%v is not asked about liveness: %v", f, err)
 }
 
@@ -51,7 +51,7 @@ func (f *tableFile) readAll(b []byte) error {
 // freeProbe gives the memory back. Nobody asks any more.
 func (h *tableHandle) freeProbe(db *DB) {
 	if p := h.probe.Swap(nil); p != nil {
-		db.probeBudget.Release(int64(len(p.bytes)))
+		db.memory.releaseProbe(int64(len(p.bytes)))
 		offheap.FreeAligned(p.bytes)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"fluxkv/internal/entry"
 	"fluxkv/internal/manifest"
 	"fluxkv/internal/mutant"
-	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/memtable"
 	"fluxkv/sstable"
@@ -42,7 +41,6 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	db.snapshots.open = map[Seqno]int{}
 	db.sched.init()
 	db.picker = o.picker()
-	db.probeBudget = offheap.NewBudget(o.tableMemory() / 2)
 	db.victims, db.forwardBorn = map[entry.SegmentID]bool{}, map[entry.SegmentID]uint64{}
 	db.freshBits.Store(math.Float64bits(1))
 	db.obsolete.wake = db.sched.wake
@@ -68,6 +66,7 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	r := &recoverer{db: db, ctx: ctx, start: time.Now()}
 	if err := r.run(); err != nil {
 		r.abandon()
+		db.memory.close()
 		return nil, errors.Join(fmt.Errorf("open %s: %w", dir, corruptError(err)), db.io.Close(), lock.Close())
 	}
 	return db, nil
@@ -75,12 +74,18 @@ func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 
 const lockName = "LOCK"
 
-// startReading makes the engine that reads from the device.
+// startReading makes what reads share: the memory of tables and the engine that
+// reads from the device.
 func (db *DB) startReading() error {
+	if err := db.memory.init(db.o.BlockCacheBytes); err != nil {
+		return err
+	}
+	db.blocks = db.memory.blocks
 	io, err := vfs.NewIO(vfs.IOOptions{
 		Engine: db.o.IOEngine, Depth: db.o.IOQueueDepth, Dir: db.dir, FS: db.fs, Logf: db.o.Logf,
 	})
 	if err != nil {
+		db.memory.close()
 		return err
 	}
 	db.io, db.readMany, db.scratches.io = io, io.ReadMany, io
@@ -351,7 +356,7 @@ func (r *recoverer) startLog() error {
 
 	db.readers = sstable.NewReaders(sstable.ReadersOptions{
 		FS: db.fs, Dir: path.Join(db.dir, TablesDir), StoreID: db.format.StoreID, Direct: !db.o.BufferedIO,
-		MaxOpen: db.o.OpenTables, Memory: offheap.NewBudget(db.o.tableMemory() / 2),
+		MaxOpen: db.o.OpenTables, Memory: db.memory.pinned, MemoryChanged: db.memory.fit,
 	})
 	db.files = tableFiles{}
 	for _, t := range r.state.Tables {

@@ -109,7 +109,7 @@ func TestR07_AMergeLooksUpAgainWhereItsDeadAre(t *testing.T) {
 			set(t, db, "dies", "new")
 			mustFlush(t, db)
 			if c.copied {
-				db.probeBudget = offheap.NewBudget(0) // nobody tells the collection
+				db.memory.probe = offheap.NewBudget(0) // nobody tells the collection
 			}
 			met := false
 			onceDuring(fs, ".sst", func() {
@@ -409,11 +409,11 @@ func TestR20_WhatWasMergedAndCollectedGoesWithItsLastReader(t *testing.T) {
 	if string(b.Item(0).Value) != value {
 		t.Errorf("the item of a pinned view became %.20q", b.Item(0).Value)
 	}
-	if db.probeBudget.Used() == 0 {
+	if db.memory.probe.Used() == 0 {
 		t.Error("no table was in memory for the collection")
 	}
 	b.Release()
-	until(t, "files and memory to go", func() bool { return there() == 0 && db.probeBudget.Used() == 0 })
+	until(t, "files and memory to go", func() bool { return there() == 0 && db.memory.probe.Used() == 0 })
 	want(t, db, "c", value)
 }
 

@@ -194,7 +194,7 @@ func TestR05_WhatMemoryDoesNotShowIsAlive(t *testing.T) {
 	old := set(t, db, "k", "1")
 	set(t, db, "k", "2")
 	mustFlush(t, db)
-	if !probing(db, "k", old) || db.probeBudget.Used() == 0 {
+	if !probing(db, "k", old) || db.memory.probe.Used() == 0 {
 		t.Fatal("a table in memory does not show the newer version")
 	}
 	name := db.tableName(db.edits.log.State().Tables[0].Number)
@@ -203,8 +203,8 @@ func TestR05_WhatMemoryDoesNotShowIsAlive(t *testing.T) {
 	t.Run("no room", func(t *testing.T) {
 		db := mustOpen(t, "data", o)
 		defer db.Close()
-		db.probeBudget = offheap.NewBudget(100)
-		if probing(db, "k", old) || db.probeBudget.Used() != 0 {
+		db.memory.probe = offheap.NewBudget(100)
+		if probing(db, "k", old) || db.memory.probe.Used() != 0 {
 			t.Error("a table that is not in memory was asked")
 		}
 	})
@@ -217,7 +217,7 @@ func TestR05_WhatMemoryDoesNotShowIsAlive(t *testing.T) {
 		if st := db.edits.log.State(); len(st.Tables) != 1 || st.Tables[0].Level != 1 {
 			t.Fatalf("%+v", st.Tables)
 		}
-		if probing(db, "k", old) || db.probeBudget.Used() != 0 {
+		if probing(db, "k", old) || db.memory.probe.Used() != 0 {
 			t.Error("the last level was loaded to be asked")
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 
+	"fluxkv/internal/blockcache"
 	"fluxkv/internal/entry"
 	"fluxkv/internal/mutant"
 	"fluxkv/internal/vfs"
@@ -22,6 +23,7 @@ import (
 //	g.err, g.found
 type tableGet struct {
 	lookup sstable.Lookup
+	cache  *blockcache.Cache
 	runs   []*run // still to be searched
 	hash   uint64
 	key    []byte // internal key
@@ -35,13 +37,14 @@ type tableGet struct {
 	buf    sstable.Buffer
 
 	found bool
+	pin   blockcache.Handle // of the block that answers, when the cache has it
 	err   error
 }
 
 // start begins a search in a version's runs of a kvstore. The key is kept.
 func (g *tableGet) start(db *DB, runs []*run, hash uint64, key []byte, at Seqno) {
 	g.runs, g.hash, g.key, g.at, g.err = runs, hash, key, at, nil
-	g.found = false
+	g.cache, g.found = db.blocks, false
 }
 
 // next goes on as far as memory leads. It reports whether a block is needed:
@@ -75,27 +78,35 @@ func (g *tableGet) next() (needs bool) {
 	return false
 }
 
-// walk reports whether the lookup in one table needs a block. Otherwise it has
-// ended.
+// walk takes the lookup in one table through the blocks that the cache has, and
+// reports whether it needs one that must be read. Otherwise it has ended.
 func (g *tableGet) walk(done bool) (needs bool) {
-	if !done {
+	var h blockcache.Handle
+	for !done {
 		g.ref = g.lookup.Need()
-		if g.read, g.err = g.reader.Plan(g.ref, &g.buf); g.err != nil {
-			g.release()
-			return false
+		h.Release() // of the block that led here
+		if h = g.cache.Get(g.handle.Number(), g.ref.Offset); !h.Valid() {
+			if g.read, g.err = g.reader.Plan(g.ref, &g.buf); g.err != nil {
+				g.release()
+				return false
+			}
+			return true
 		}
-		return true
+		done = g.lookup.Feed(h.Bytes())
 	}
 	g.err = g.lookup.Err()
 	g.found = g.lookup.Found()
 	g.release()
-	if !g.found {
-		g.runs = g.runs[1:]
+	if g.found {
+		g.pin = h
+		return false
 	}
+	h.Release()
+	g.runs = g.runs[1:]
 	return false
 }
 
-// finish takes the block that was read and goes on like next.
+// finish takes the block that was read into the cache and goes on like next.
 func (g *tableGet) finish() (needs bool) {
 	data, err := g.reader.Finish(g.ref, &g.read, &g.buf)
 	if err != nil && mutant.SkipUnreadableTable {
@@ -108,6 +119,7 @@ func (g *tableGet) finish() (needs bool) {
 		g.release()
 		return false
 	}
+	g.cache.Put(g.handle.Number(), g.ref.Offset, data, blockPriority(g.ref))
 	if g.walk(g.lookup.Feed(data)) {
 		return true
 	}
@@ -117,14 +129,29 @@ func (g *tableGet) finish() (needs bool) {
 	return g.next()
 }
 
+// blockPriority: a filter piece or an index block serves every lookup of the
+// keys below it, a data block only those that end in it.
+func blockPriority(ref sstable.BlockRef) blockcache.Priority {
+	if ref.Kind == sstable.DataBlock {
+		return blockcache.Low
+	}
+	return blockcache.High
+}
+
 func (g *tableGet) release() {
 	g.handle.Release()
 	g.handle, g.reader = nil, nil
 	g.read = vfs.Read{Buf: g.read.Buf}
 }
 
+// drop lets go of the block that answered.
+func (g *tableGet) drop() {
+	g.pin.Release()
+	g.pin = blockcache.Handle{}
+}
+
 // view gives what was found the form that memtables answer in. Its bytes are
-// valid until the buffer's next use.
+// valid until drop, or the buffer's next use.
 func (g *tableGet) view(m *memtable.View) {
 	v := g.lookup.Version()
 	m.Seqno, m.Kind, m.Meta, m.Value = v.Seqno, v.Kind, v.Meta, v.Value
@@ -186,6 +213,7 @@ func (db *DB) findInTables(v *view, at Seqno, hash uint64, vbucket uint16, key, 
 		dst = append(dst, m.Value.Bytes...)
 		m.Value.Bytes = dst[n:]
 	}
+	s.get.drop()
 	return dst, true, nil
 }
 
@@ -229,7 +257,7 @@ func (s *scratches) take() *scratch {
 }
 
 func (s *scratches) put(x *scratch) {
-	x.get.runs, x.get.key = nil, nil
+	x.get.runs, x.get.key, x.get.cache = nil, nil, nil
 	s.mu.Lock()
 	keep := !s.end && len(s.kept) < scratchesMax && x.get.buf.Bytes() <= scratchBytesMax
 	if keep {

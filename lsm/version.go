@@ -358,6 +358,7 @@ func (db *DB) tableName(number uint64) string {
 func (db *DB) removeObsolete() {
 	for _, f := range db.obsolete.take() {
 		f.freeProbe(db)
+		db.blocks.Drop(f.meta.Number)
 		if err := f.handle.Close(); err != nil {
 			db.o.Logf("close table %s: %v", db.tableName(f.meta.Number), err)
 		}

@@ -29,6 +29,9 @@ type ReadersOptions struct {
 	// Memory is what roots, pinned indexes and pinned filters are charged to.
 	// What does not fit is not pinned. Nil: no bound.
 	Memory *offheap.Budget
+	// MemoryChanged, if set, is called when a table that was opened or closed has
+	// changed what Memory is charged. No lock is held that other tables need.
+	MemoryChanged func()
 	// Retry is how long a damaged table is not opened again. Default: 1 s.
 	Retry time.Duration
 	// Now is the clock. Default: time.Now.
@@ -212,6 +215,7 @@ func (h *Handle) acquireClosed() (*Reader, error) {
 	h.slot = len(rs.ring)
 	rs.ring = append(rs.ring, h)
 	rs.mu.Unlock()
+	rs.memoryChanged()
 	return r, nil
 }
 
@@ -382,7 +386,15 @@ func (rs *Readers) closeReader(r *Reader) error {
 	}
 	rs.memory.Add(-int64(r.MemoryBytes()))
 	rs.rereads.Add(r.Rereads())
-	return r.Close()
+	err := r.Close()
+	rs.memoryChanged()
+	return err
+}
+
+func (rs *Readers) memoryChanged() {
+	if rs.o.MemoryChanged != nil {
+		rs.o.MemoryChanged()
+	}
 }
 
 // Close closes every table that nobody holds; those that are held close at

@@ -35,6 +35,9 @@ type WriterOptions struct {
 	WriteBufferBytes int
 	// Pace, if set, is called before each write with its size; it may sleep.
 	Pace func(bytes int)
+	// Warm, if set, is handed each data block as it is written: its offset, and
+	// what Reader.Finish will return for it. The bytes are valid during the call.
+	Warm func(offset uint64, data []byte)
 }
 
 const writeBufferBytesDefault = 1 << 20
@@ -81,6 +84,7 @@ type Writer struct {
 	entry blockEntry
 
 	stored []byte // scratch
+	warm   []byte // the block as o.Warm gets it
 	packed packer
 
 	// pending is the last block written: its separator needs the first key of
@@ -293,6 +297,9 @@ func (w *Writer) writeBlock(b *blockBuilder) {
 	w.stored = b.encode(w.stored[:0])
 	plain := len(w.stored)
 	kind := NoCompression
+	if w.o.Warm != nil {
+		w.warm = append(append(w.warm[:0], w.stored...), make([]byte, tailBytes)...)
+	}
 	if w.o.Compression == Snappy {
 		if c := w.packed.compress(w.stored); len(c) < plain {
 			kind = Snappy
@@ -305,6 +312,9 @@ func (w *Writer) writeBlock(b *blockBuilder) {
 	}
 	last := b.size.count - 1
 	w.pending.ref = BlockRef{Offset: w.out.block(w.stored), Length: uint32(len(w.stored))}
+	if w.o.Warm != nil {
+		w.o.Warm(w.pending.ref.Offset, w.warm)
+	}
 	w.pending.key = append(w.pending.key[:0], b.key(last)...)
 	w.pending.seqno = b.seqnos[last]
 	w.props.DataStored += uint64(len(w.stored))

@@ -56,8 +56,10 @@ type config struct {
 	l0Tables        int
 	baseLevelSize   size
 
-	ioEngine     choice
-	ioQueueDepth int
+	ioEngine      choice
+	ioQueueDepth  int
+	blockCache    size
+	warmNewTables bool
 
 	maxItemSize size
 	maxConns    int
@@ -186,6 +188,10 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("io-engine", "word")
 	f.IntVar(&c.ioQueueDepth, "io-queue-depth", 128, "reads in flight at the device, of all connections together, 1 to 1024; each gets its turn. More of them help devices that do more at once, and make each read wait longer")
 	unit("io-queue-depth", "count")
+	f.Var(&c.blockCache, "block-cache", "memory for filters, indexes and blocks of tables, at least 1MiB and at most what --mem-quota leaves; 0 is all that it leaves. Filters and indexes come first, blocks that were read have the rest")
+	unit("block-cache", "size")
+	f.BoolVar(&c.warmNewTables, "key-warm-new-tables", false, "put the data blocks of tables into the block cache as flushes and merges write them: GETs of what was just written find them there, and what was there before leaves sooner")
+	unit("key-warm-new-tables", "true or false")
 	f.Var(&c.maxItemSize, "max-item-size", "largest key + value, up to 64MiB; a larger one is answered \"too large\"")
 	unit("max-item-size", "size")
 	f.IntVar(&c.maxConns, "max-conns", 4096, "connections served at once; one more is closed as soon as it is accepted")
@@ -252,7 +258,9 @@ func (c *config) options(given func(name string) bool) (lo lsm.Options, po mcbp.
 		L0Tables:        c.l0Tables,
 		BaseLevelBytes:  int64(c.baseLevelSize),
 
-		IOQueueDepth: c.ioQueueDepth,
+		BlockCacheBytes: int64(c.blockCache),
+		WarmNewTables:   c.warmNewTables,
+		IOQueueDepth:    c.ioQueueDepth,
 	}
 	if c.ioEngine.word != "auto" {
 		lo.IOEngine = c.ioEngine.word
@@ -332,6 +340,7 @@ var optionFlags = map[string]string{
 	"LevelMultiplier":  "key-level-multiplier",
 	"L0Tables":         "l0-tables",
 	"BaseLevelBytes":   "base-level-size",
+	"BlockCacheBytes":  "block-cache",
 	"IOQueueDepth":     "io-queue-depth",
 	"MaxItemBytes":     "max-item-size",
 	"MaxConns":         "max-conns",
