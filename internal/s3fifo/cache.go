@@ -3,6 +3,7 @@ package s3fifo
 import (
 	"fmt"
 	"math/bits"
+	"sync"
 	"unsafe"
 
 	"fluxkv/internal/offheap"
@@ -81,6 +82,7 @@ type Cache struct {
 	tables     []byte
 	bytesMax   int64
 	chunkBytes int
+	resizeMu   sync.Mutex // one Resize at a time: all shards end with one limit
 }
 
 // New returns an empty cache. Close gives its memory back.
@@ -145,9 +147,8 @@ func (c *Cache) mapShards(o Options, dataBytes int64) error {
 	var err error
 	// Huge pages for the part of a shard that will be full whatever table and
 	// ghosts take; they must not round up beyond.
-	hugeEnd, stride := int64(0), dataBytes
-	if dataBytes >= hugeShardBytesMin {
-		hugeEnd = dataBytes / 8 * 7 &^ (hugeBytes - 1)
+	hugeEnd, stride := hugeEndFor(dataBytes), dataBytes
+	if hugeEnd > 0 {
 		stride = roundHuge(dataBytes)
 	}
 	if c.data, err = offheap.Map(n * int(stride)); err != nil {
@@ -186,6 +187,15 @@ func (c *Cache) mapShards(o Options, dataBytes int64) error {
 		}
 	}
 	return nil
+}
+
+// hugeEndFor is how much of the data of a shard may have huge pages under a
+// limit.
+func hugeEndFor(limit int64) int64 {
+	if limit < hugeShardBytesMin {
+		return 0
+	}
+	return limit / 8 * 7 &^ (hugeBytes - 1)
 }
 
 func roundHuge(n int64) int64 { return (n + hugeBytes - 1) &^ (hugeBytes - 1) }
@@ -234,6 +244,8 @@ func (c *Cache) ObjectBytesMax() int { return c.chunkBytes - headerBytes }
 // pinned is not found any more and goes with its last Unpin.
 func (c *Cache) Resize(bytes int64) {
 	bytes = max(0, min(bytes, c.bytesMax))
+	c.resizeMu.Lock()
+	defer c.resizeMu.Unlock()
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.Lock()

@@ -18,8 +18,8 @@
 //
 // The algorithm is that of Yang, Zhang, Qiu, Yue and Vigfusson, "FIFO queues
 // are all you need for cache eviction", SOSP 2023. Objects have different sizes
-// here, so queues are measured in bytes, and a slot is evicted for an object
-// of its class; when eight evictions brought none, the emptiest chunk of
+// here, so queues are measured in bytes, and objects are evicted until a
+// slot that fits is free; when eight evictions freed none, the emptiest chunk of
 // another class is emptied (what has a free slot elsewhere moves there) and
 // changes its class, so that a change of sizes does not strand memory.
 //

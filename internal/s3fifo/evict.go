@@ -43,6 +43,12 @@ const (
 	// some 100 us.
 	roundsMax = 512
 
+	// nearClasses is how many larger classes an object may take a slot of. Zipf
+	// 0.99 over 64 B to 8 KiB, with 0 / 1 / 3 / 8: 1 MiB hits 0.41 / 0.54 / 0.60 /
+	// 0.61, an LRU of the same bytes 0.64; 8 MiB hits 0.71 / 0.72 / 0.72 / 0.72, the
+	// LRU 0.71.
+	nearClasses = 3
+
 	// highShare: all chunks but one in so many are open to priority High.
 	highShare = 16
 )
@@ -169,20 +175,23 @@ func (s *Shard) evictHigh() bool {
 // highChunksMax is how many chunks may be of priority High under the limit of
 // the shard.
 func (s *Shard) highChunksMax() uint32 {
-	all := (s.limit - s.fixedBytes - s.tableBytes()) >> s.chunkShift
-	all = min(max(all, 1), int64(len(s.chunks)))
+	// Data has huge pages up to seven eighths of the limit, so the rest of one is
+	// not lost here unless the table is very large.
+	all := min(max((s.limit-s.fixedBytes-s.tableBytes())>>s.chunkShift, 1), int64(len(s.chunks)))
 	return uint32(max(all-(all+highShare-1)/highShare, 1))
 }
 
-// takeSlotNear returns a slot of class k or of the next larger one: to leave a
-// ninth of a slot unused costs less than to evict more when sizes are mixed.
+// takeSlotNear returns a slot of class k or of one of the next larger ones: to
+// leave a part of a slot unused costs less than to evict more when sizes are
+// mixed.
 func (s *Shard) takeSlotNear(k uint8) Obj {
-	if o := s.takeSlot(k); o != 0 {
-		return o
-	}
-	if i := int(k&(classesMax-1)) + 1; i < len(s.classes.all) {
-		if have, next := s.class(k).slotBytes, s.class(k+1).slotBytes; next-have <= have/8+cacheLine {
-			return s.takeSlot(k + 1)
+	slotBytesMax := s.class(k).slotBytes / 2 * 3
+	for i := range uint8(nearClasses + 1) {
+		if int(k&(classesMax-1)+i) == len(s.classes.all) || s.class(k+i).slotBytes > slotBytesMax {
+			break
+		}
+		if o := s.takeSlot(k + i); o != 0 {
+			return o
 		}
 	}
 	return 0

@@ -38,6 +38,7 @@ func TestMemoryIsWhatStatsSay(t *testing.T) {
 		{Bytes: 1 << 20},
 		{Bytes: 12 << 20, Shards: 4, Owners: true},
 		{Bytes: 96 << 20, Shards: 1}, // with huge pages
+		{Bytes: 30<<20 + 5, BytesMax: 80 << 20, Shards: 1},
 	} {
 		c := newCache(t, o)
 		check := func(when string) Stats {

@@ -134,7 +134,7 @@ func TestMixedSizesAreAsGoodAsLRU(t *testing.T) {
 // have one goroutine.
 func readsOf(n int) int {
 	if offheap.OnGoHeap && testing.Short() {
-		return n / 2
+		return n / 4
 	}
 	return n
 }
@@ -229,7 +229,14 @@ func TestGhostsBringBack(t *testing.T) {
 }
 
 func TestHighStaysUntilItsShareIsFull(t *testing.T) {
-	c := newCache(t, Options{Bytes: 32 << 20, Shards: 1})
+	// The others cannot use the last huge page to its end.
+	for _, o := range []Options{{Bytes: 32 << 20, Shards: 1}, {Bytes: 21<<20 - 1, BytesMax: 100 << 20, Shards: 1}, {Bytes: 19 << 20, BytesMax: 1 << 30, Shards: 2}} {
+		highStays(t, newCache(t, o))
+	}
+}
+
+func highStays(t *testing.T, c *Cache) {
+	t.Helper()
 	const high = 3000 // 12 MiB
 	for k := range uint64(high) {
 		if !put(c, Tag{k, 1}, blockBytes, High) {

@@ -312,8 +312,8 @@ func (s *Shard) setLimit(limit int64) {
 		return
 	}
 	s.limit = limit
-	if s.hugeEnd > 0 && limit < hugeShardBytesMin {
-		s.leaveHuge()
+	if end := hugeEndFor(limit); end < s.hugeEnd {
+		s.leaveHuge(end)
 	}
 	if limit < s.fixedBytes+int64(tableAreaBytes(tableBitsMin))+int64(1)<<s.chunkShift {
 		for ci := uint32(0); ci < s.freshChunks; ci++ { // which becomes 0 with the last one
@@ -341,12 +341,15 @@ func (s *Shard) setLimit(limit int64) {
 	}
 }
 
-// leaveHuge lets the kernel back what is used and no more from now on.
-func (s *Shard) leaveHuge() {
-	offheap.SmallPages(s.data)
-	fresh := int64(s.freshChunks) << s.chunkShift
-	offheap.Release(s.data[fresh:max(fresh, s.backed(s.freshChunks))])
-	s.hugeEnd = 0
+// leaveHuge ends the huge pages at end, which is less than hugeEnd, so that the
+// kernel backs what is used there and no more.
+func (s *Shard) leaveHuge(end int64) {
+	offheap.SmallPages(s.data[end:])
+	before := s.backed(s.freshChunks)
+	s.hugeEnd = end
+	if after := s.backed(s.freshChunks); after < before {
+		offheap.Release(s.data[after:before])
+	}
 }
 
 // drainOne drains a chunk that has pinned objects.
