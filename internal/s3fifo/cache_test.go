@@ -120,6 +120,7 @@ func TestLargestObject(t *testing.T) {
 
 // A change of sizes must not strand memory in the classes of the old ones.
 func TestNewSizesGetTheMemory(t *testing.T) {
+	slowWithRace(t)
 	c := newCache(t, Options{Bytes: 16 << 20, Shards: 1})
 	next := uint64(0)
 	for _, size := range []int{4000, 100, 20_000, 700, 4000} {

@@ -98,13 +98,14 @@ func playZipf(t *testing.T, c *Cache, l *lru, z *zipf, reads int, size func(k ui
 }
 
 func TestZipfHitRatioIsAtLeastThatOfLRU(t *testing.T) {
+	slowWithRace(t)
 	const objects, objectBytes = 20_000, 1000
 	for _, tc := range []struct{ s, share float64 }{{0.99, 0.1}, {0.99, 0.01}, {0.7, 0.1}, {1.2, 0.1}} {
 		// Memory for a share of the slots: table, ghosts and what chunks leave
 		// unused go off it.
 		c := newCache(t, Options{Bytes: int64(tc.share * objects * (objectBytes + 48)), Shards: 1})
 		l := newLRU(int(tc.share * objects * objectBytes))
-		ours, theirs := playZipf(t, c, l, newZipf(objects, tc.s, 7), readsOf(150_000), func(uint64) int { return objectBytes })
+		ours, theirs := playZipf(t, c, l, newZipf(objects, tc.s, 7), 150_000, func(uint64) int { return objectBytes })
 		if ours < theirs {
 			t.Errorf("zipf %v with %v of the objects: %d hits, LRU %d", tc.s, tc.share, ours, theirs)
 		}
@@ -115,6 +116,7 @@ func TestZipfHitRatioIsAtLeastThatOfLRU(t *testing.T) {
 // Sizes of many classes at once must not leave much memory in slots of the
 // wrong ones.
 func TestMixedSizesAreAsGoodAsLRU(t *testing.T) {
+	slowWithRace(t)
 	c := newCache(t, Options{Bytes: 16 << 20, Shards: 1})
 	// From 64 bytes to 8 KiB, as many of each power of two.
 	size := func(k uint64) int {
@@ -122,7 +124,7 @@ func TestMixedSizesAreAsGoodAsLRU(t *testing.T) {
 		n := 64 << (x % 7)
 		return n + int(x>>8)%n
 	}
-	ours, theirs := playZipf(t, c, newLRU(16<<20), newZipf(100_000, 0.99, 7), readsOf(250_000), size)
+	ours, theirs := playZipf(t, c, newLRU(16<<20), newZipf(100_000, 0.99, 7), 250_000, size)
 	s := c.Stats()
 	if ours < theirs || s.ObjectBytes[Low] < s.Bytes*85/100 {
 		t.Errorf("%d hits, LRU %d, %+v", ours, theirs, s)
@@ -130,16 +132,17 @@ func TestMixedSizesAreAsGoodAsLRU(t *testing.T) {
 	checkCache(t, c)
 }
 
-// readsOf is n, or less where the race detector makes reads slow: these tests
-// have one goroutine.
-func readsOf(n int) int {
+// slowWithRace skips tests of one goroutine that make many reads: the race
+// detector has nothing to see in them, and other builds run them.
+func slowWithRace(t *testing.T) {
+	t.Helper()
 	if offheap.OnGoHeap && testing.Short() {
-		return n / 4
+		t.Skip("slow in the race build")
 	}
-	return n
 }
 
 func TestScanDoesNotPushOutHotObjects(t *testing.T) {
+	slowWithRace(t)
 	c := newCache(t, Options{Bytes: 16 << 20, Shards: 1})
 	const hot = 2500 // 10 MiB
 	for range 4 {
@@ -164,6 +167,7 @@ func TestScanDoesNotPushOutHotObjects(t *testing.T) {
 }
 
 func TestUniformMissesDoNotChurnMain(t *testing.T) {
+	slowWithRace(t)
 	c := newCache(t, Options{Bytes: 8 << 20, Shards: 1})
 	const hot = 1700 // nine tenths of what fits
 	for range 4 {
@@ -176,7 +180,7 @@ func TestUniformMissesDoNotChurnMain(t *testing.T) {
 	}
 	before := c.Stats()
 	rng := rand.New(rand.NewPCG(3, 3))
-	for range readsOf(100_000) {
+	for range 100_000 {
 		// So many objects that one comes back before its ghost has left in two
 		// cases of a thousand.
 		read(t, c, 1<<32+rng.Uint64N(1_000_000), blockBytes)
