@@ -346,6 +346,22 @@ func (q *ReadQueue) Next() *Read {
 	return q.take()
 }
 
+// submitTogether is how many added reads are worth a system call while others
+// can be taken without one: it saves a fifth of the processor time of a read,
+// and more at a time saves no more.
+const submitTogether = 8
+
+// Take returns a read that finished earlier, without a system call and without
+// submitting what was added; nil: call Next, or TryNext. Who adds a read for
+// each one it takes thus submits several at once; before it turns to anything
+// else it calls Submit.
+func (q *ReadQueue) Take() *Read {
+	if q.fresh.n >= submitTogether {
+		return nil
+	}
+	return q.take()
+}
+
 // take returns a finished read, if there is one.
 func (q *ReadQueue) take() *Read {
 	r := q.ready.pop()

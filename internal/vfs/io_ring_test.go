@@ -175,7 +175,8 @@ func TestF6_WhatAnEngineLeavesOutIsReadAgain(t *testing.T) {
 	const depth = 7
 	ring := newLateRing(t, depth)
 	e := newIO(ring, depth)
-	files := lateFile(t, 200_000, 2)
+	files := lateFile(t, 200_000, 3)
+	files[2] = struct{ File }{files[2]} // for the pool
 	var wg sync.WaitGroup
 	for g := range 16 {
 		wg.Add(1)
@@ -191,7 +192,7 @@ func TestF6_WhatAnEngineLeavesOutIsReadAgain(t *testing.T) {
 			for range 30 {
 				n := 1 + rnd.IntN(len(reads))
 				for i := range reads[:n] {
-					reads[i].File, reads[i].Off = files[rnd.IntN(2)], int64(rnd.IntN(190_000))
+					reads[i].File, reads[i].Off = files[rnd.IntN(3)], int64(rnd.IntN(190_000))
 					q.Add(&reads[i])
 				}
 				for r := q.Next(); r != nil; r = q.Next() {
@@ -303,6 +304,59 @@ func TestIOTakesTurnsInTheKernel(t *testing.T) {
 	}
 	if want := []int64{0, 1, 2, 3, 4, 10_000, 5, 10_001, 6, 10_002, 7}; !slices.Equal(ring.order[:len(want)], want) {
 		t.Errorf("reads were started in the order %d, want %d", ring.order[:len(want)], want)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTakeMakesNoSystemCall: what is finished is taken first, and what was added
+// meanwhile is submitted together.
+func TestTakeMakesNoSystemCall(t *testing.T) {
+	const depth = 32
+	ring := newLateRing(t, depth)
+	ring.calm = true
+	e := newIO(ring, depth)
+	f := lateFile(t, 100_000, 1)[0]
+	var q ReadQueue
+	q.Init(e)
+	if q.Take() != nil {
+		t.Error("a read came out of nothing")
+	}
+	add := func(n int) {
+		for i := range n {
+			q.Add(&Read{File: f, Buf: make([]byte, 100), Off: int64(i)})
+		}
+	}
+	add(depth)
+	q.Submit()
+	for q.done.n < depth {
+		e.mu.Lock()
+		e.reapLocked(1)
+		e.mu.Unlock()
+	}
+	wantLate(t, q.Next())
+	calls := func() uint64 { s := e.Stats(); return s.Submits + s.Waits }
+	before := calls()
+	for range submitTogether {
+		r := q.Take()
+		if r == nil {
+			t.Fatal("nothing to take")
+		}
+		wantLate(t, r)
+		add(1)
+	}
+	if q.Take() != nil {
+		t.Error("it takes on without submitting what was added")
+	}
+	if got := calls(); got != before {
+		t.Errorf("%d system calls", got-before)
+	}
+	wantLate(t, q.Next())
+	if got := calls(); got != before+1 {
+		t.Errorf("%d system calls to submit %d reads", got-before, submitTogether)
+	}
+	for q.Next() != nil {
 	}
 	if err := e.Close(); err != nil {
 		t.Error(err)

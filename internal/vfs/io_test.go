@@ -354,7 +354,7 @@ func testIORandom(t *testing.T, c ioCase) {
 						r.File, r.Off = files[rnd.IntN(len(files))], int64(rnd.IntN(64))*vfs.BlockBytes
 						q.Add(r)
 					}
-					switch rnd.IntN(4) {
+					switch rnd.IntN(5) {
 					case 0:
 						q.Submit()
 					case 1:
@@ -366,6 +366,10 @@ func testIORandom(t *testing.T, c ioCase) {
 							took(r)
 						}
 					case 3:
+						for r := q.Take(); r != nil; r = q.Take() {
+							took(r)
+						}
+					case 4:
 						for r := q.Next(); r != nil; r = q.Next() {
 							took(r)
 						}
@@ -705,7 +709,13 @@ func BenchmarkIO(b *testing.B) {
 						for i := range reads {
 							add(&reads[i])
 						}
-						for r := queues[g].Next(); r != nil; r = queues[g].Next() {
+						next := func() *vfs.Read {
+							if r := queues[g].Take(); r != nil {
+								return r
+							}
+							return queues[g].Next()
+						}
+						for r := next(); r != nil; r = next() {
 							if r.Err != nil {
 								b.Error(r.Err)
 							}
