@@ -76,7 +76,8 @@ type Stats struct {
 	BlockReads    int64 `json:"block_reads"` // data blocks of tables
 	IndexReads    int64 `json:"index_reads"` // index and filter blocks of tables
 	Rereads       int64 `json:"rereads"`     // of blocks and documents that failed their sum the first time
-	// BlockCache holds blocks of tables that were read. Reads is what the I/O engine did: it
+	// BlockCache holds blocks of tables that were read; its pairs of counters are those
+	// of data blocks, and of index blocks and filter pieces. Reads is what the I/O engine did: it
 	// reads blocks and documents from the device.
 	BlockCache    blockcache.Stats `json:"block_cache"`
 	Reads         vfs.IOStats      `json:"device_reads"`

@@ -140,6 +140,13 @@ func (p *pipeline) engineStats(e *lsm.Stats) {
 	p.statInt("garbage_documents", e.GarbageKnown)
 	p.statInt("block_reads", e.BlockReads)
 	p.statInt("index_reads", e.IndexReads)
+	p.statInt("block_cache_limit", e.BlockCache.Limit)
+	p.statInt("block_cache_bytes", e.BlockCache.Bytes)
+	p.statInt("block_cache_data_hits", int64(e.BlockCache.Hits[0]))
+	p.statInt("block_cache_index_hits", int64(e.BlockCache.Hits[1]))
+	p.statInt("block_cache_misses", int64(e.BlockCache.Misses))
+	p.statInt("device_reads", int64(e.Reads.Reads))
+	p.statText("io_engine", e.IOEngine)
 	p.statInt("flushes", e.Flushes)
 	p.statInt("flushes_failed", e.FlushesFailed)
 	if e.FlushError != "" {

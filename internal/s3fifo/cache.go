@@ -256,20 +256,20 @@ func (c *Cache) Resize(bytes int64) {
 
 // Stats is what a cache has counted and holds. Arrays are indexed by Priority.
 type Stats struct {
-	Hits        [priorities]uint64
-	Misses      uint64 // what Miss was told
-	GhostHits   uint64 // objects that came back after they had left the small queue
-	Promotions  uint64 // objects that moved from the small to the main queue
-	Refused     uint64 // objects that found no room: too large, or everything is pinned
-	Moved       uint64 // objects that moved to another slot when a chunk was emptied
-	Inserted    [priorities]uint64
-	Evicted     [priorities]uint64
-	Objects     [priorities]int64 // in the cache now
-	ObjectBytes [priorities]int64 // slots of these, headers included
-	SmallBytes  int64             // the part of ObjectBytes[Low] that is in the small queue
-	TableBytes  int64             // table and ghosts
-	Bytes       int64             // all memory in use, at most Limit unless pinned objects outlived a Resize
-	Limit       int64
+	Hits        [priorities]uint64 `json:"hits"`
+	Misses      uint64             `json:"misses"`     // what Miss was told
+	GhostHits   uint64             `json:"ghost_hits"` // objects that came back after they had left the small queue
+	Promotions  uint64             `json:"promotions"` // objects that moved from the small to the main queue
+	Refused     uint64             `json:"refused"`    // objects that found no room: too large, or everything is pinned
+	Moved       uint64             `json:"moved"`      // objects that moved to another slot when a chunk was emptied
+	Inserted    [priorities]uint64 `json:"inserted"`
+	Evicted     [priorities]uint64 `json:"evicted"`
+	Objects     [priorities]int64  `json:"objects"`      // in the cache now
+	ObjectBytes [priorities]int64  `json:"object_bytes"` // slots of these, headers included
+	SmallBytes  int64              `json:"small_bytes"`  // the part of ObjectBytes[Low] that is in the small queue
+	TableBytes  int64              `json:"table_bytes"`  // table and ghosts
+	Bytes       int64              `json:"bytes"`        // all memory in use, at most Limit unless pinned objects outlived a Resize
+	Limit       int64              `json:"limit"`
 }
 
 // Stats adds up all shards, one after the other.
