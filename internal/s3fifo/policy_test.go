@@ -166,6 +166,43 @@ func TestScanDoesNotPushOutHotObjects(t *testing.T) {
 	checkCache(t, c)
 }
 
+// A lower limit takes what the queues would give up, not what happens to lie in
+// a chunk; many small steps no more than a large one.
+func TestShrinkingKeepsWhatIsUsed(t *testing.T) {
+	const bytes = 16 << 20
+	for _, steps := range []int64{1, 60} {
+		c := newCache(t, Options{Bytes: bytes, Shards: 1})
+		for k := range uint64(300) {
+			if !put(c, Tag{k, 1}, blockBytes, High) {
+				t.Fatal("refused")
+			}
+		}
+		const hot = 1200 // 5 MiB, with others between that are read once
+		once := uint64(0)
+		for range 4 {
+			for k := range uint64(hot) {
+				read(t, c, k, blockBytes)
+				once++
+				read(t, c, 1<<32+once, blockBytes)
+			}
+		}
+		for i := range steps {
+			c.Resize(bytes - (i+1)*bytes/2/steps)
+		}
+		found := 0
+		for k := range uint64(hot) {
+			if get(t, c, Tag{k}) {
+				found++
+			}
+		}
+		s := c.Stats()
+		if found < hot*95/100 || s.Evicted[High] != 0 || s.Bytes > bytes/2 {
+			t.Errorf("%d steps: %d of %d hot objects are left: %+v", steps, found, hot, s)
+		}
+		checkCache(t, c)
+	}
+}
+
 func TestUniformMissesDoNotChurnMain(t *testing.T) {
 	slowWithRace(t)
 	c := newCache(t, Options{Bytes: 8 << 20, Shards: 1})

@@ -297,13 +297,36 @@ func (s *Shard) tableRoom(p Priority) bool {
 	return s.evictLow() || s.evictHigh()
 }
 
-// giveBack releases one chunk to the kernel: a free one, or the emptiest.
+// giveBack releases one chunk to the kernel.
 func (s *Shard) giveBack() bool {
-	if s.freeChunk == none && !s.reclaim(false, noClass) && !s.reclaim(true, noClass) {
-		return false
+	if s.freeChunk == none {
+		high := s.lowChunks == 0 || s.highChunks > s.highChunksMax()
+		if !s.freeChunkOf(high) && !s.freeChunkOf(!high) {
+			return false
+		}
 	}
 	s.releaseFree()
 	return true
+}
+
+// freeChunkOf makes a chunk of one priority free. As much as it holds is evicted
+// in the order of the queues first, and then the emptiest chunk can be left by
+// moving what is in it: emptied by itself it would take used objects along.
+func (s *Shard) freeChunkOf(high bool) bool {
+	for bytes := s.objectBytes(); s.freeChunk == none && bytes-s.objectBytes() < 1<<s.chunkShift; {
+		if high && !s.evictHigh() || !high && !s.evictLow() {
+			break
+		}
+	}
+	return s.freeChunk != none || s.reclaim(high, noClass)
+}
+
+func (s *Shard) objectBytes() int64 {
+	n := int64(0)
+	for i := range s.queues {
+		n += s.queues[i].bytes
+	}
+	return n
 }
 
 // setLimit brings the shard under limit, pinned objects excepted.
