@@ -118,7 +118,8 @@ const readsMax = 256
 // the store's memory until b is released. It returns ErrClosed; what happened to
 // each key is in b.
 func (db *DB) GetMany(b *ReadBatch) error {
-	err := db.StartMany(b)
+	// Not submitted before it waits, a batch's only read may be a plain one.
+	err := db.begin(b)
 	b.Wait(b.Len())
 	return err
 }
@@ -127,6 +128,13 @@ func (db *DB) GetMany(b *ReadBatch) error {
 // it can and the reads from the device are under way. Wait and Ready take them
 // on; Release ends the batch whether they did or not, and must follow.
 func (db *DB) StartMany(b *ReadBatch) error {
+	err := db.begin(b)
+	b.submit()
+	return err
+}
+
+// begin is StartMany, except that no read is submitted.
+func (db *DB) begin(b *ReadBatch) error {
 	b.Release()
 	n := len(b.gets)
 	b.items = resize(b.items, n)
@@ -173,6 +181,7 @@ func (db *DB) StartMany(b *ReadBatch) error {
 func (b *ReadBatch) Wait(n int) int {
 	for b.ready < n && b.step(true) {
 	}
+	b.submit() // reads that followed from the last ones
 	if invariants.Enabled && b.ready < n {
 		panic("lsm: a key of a ReadBatch without answer and without read")
 	}
@@ -225,10 +234,15 @@ func (b *ReadBatch) start() {
 			b.search(i)
 		}
 	}
+	if b.reading == 0 {
+		b.settle()
+	}
+}
+
+// submit gives reads to the device that step left for its next call.
+func (b *ReadBatch) submit() {
 	if b.reading > 0 {
 		b.queue.Submit()
-	} else {
-		b.settle()
 	}
 }
 
@@ -238,10 +252,10 @@ func (b *ReadBatch) step(wait bool) bool {
 	if b.reading == 0 {
 		return false
 	}
-	var r *vfs.Read
-	if wait {
+	r := b.queue.Take()
+	if r == nil && wait {
 		r = b.queue.Next()
-	} else {
+	} else if r == nil {
 		r = b.queue.TryNext()
 	}
 	if r == nil {
