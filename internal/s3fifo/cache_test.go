@@ -141,3 +141,103 @@ func TestNewSizesGetTheMemory(t *testing.T) {
 		}
 	}
 }
+
+// With everything pinned nothing more fits, and nothing breaks: what is pinned
+// stays, also when the limit falls, and memory comes back with the last Unpin.
+func TestEverythingPinned(t *testing.T) {
+	for _, n := range []int{3000, 16} {
+		const bytes = 2 << 20
+		c := newCache(t, Options{Bytes: bytes, Shards: 1, Owners: true})
+		s := c.Shard(Tag{})
+		type pin struct {
+			o Obj
+			t Tag
+		}
+		var pins []pin
+		// insert puts and pins until there is no room.
+		insert := func(from uint64, p Priority) {
+			for i := from; ; i++ {
+				tag := Tag{i % 3, i}
+				s.Lock()
+				o, b, ok := s.Insert(tag, n, p)
+				if ok {
+					fill(b, tag)
+					s.Pin(o)
+					pins = append(pins, pin{o, tag})
+				}
+				s.Unlock()
+				if !ok {
+					break
+				}
+			}
+			checkCache(t, c)
+		}
+		insert(0, Low)
+		low := len(pins)
+		insert(1<<32, High)
+		check := func(when string) {
+			t.Helper()
+			for _, p := range pins {
+				if !filled(s.Bytes(p.o), p.t) {
+					t.Fatalf("%s: pinned object %x changed", when, p.t)
+				}
+			}
+			checkCache(t, c)
+		}
+		check("full")
+		if st := c.Stats(); st.Evicted != [2]uint64{} || st.Bytes > st.Limit || st.ObjectBytes[Low] < bytes/2 || st.Refused != 2 {
+			t.Fatalf("%d pinned of low priority, %+v", low, st)
+		}
+		c.Resize(bytes / 4)
+		check("smaller")
+		if get(t, c, pins[0].t) && get(t, c, pins[low-1].t) && get(t, c, pins[low/2].t) {
+			t.Error("pinned objects beyond the limit are still found")
+		}
+		for i, p := range pins {
+			s.Unpin(p.o)
+			if i%(len(pins)/4+1) == 0 {
+				checkCache(t, c)
+			}
+		}
+		pins = nil
+		checkCache(t, c)
+		if st := c.Stats(); st.Bytes > st.Limit {
+			t.Errorf("nothing is pinned any more: %+v", st)
+		}
+		c.Resize(bytes)
+		for i := range uint64(2000) {
+			if !put(c, Tag{i, 1 << 40}, n, Priority(i%2)) {
+				t.Fatalf("object %d was refused: %+v", i, c.Stats())
+			}
+		}
+		checkCache(t, c)
+	}
+}
+
+func TestHighPinnedMakesLowGoOn(t *testing.T) {
+	c := newCache(t, Options{Bytes: 1 << 20, Shards: 1})
+	s := c.Shard(Tag{})
+	var pins []Obj
+	for i := uint64(0); ; i++ {
+		s.Lock()
+		o, b, ok := s.Insert(Tag{i}, blockBytes, High)
+		if ok {
+			fill(b, Tag{i})
+			s.Pin(o)
+			pins = append(pins, o)
+		}
+		s.Unlock()
+		if !ok {
+			break
+		}
+	}
+	for i := range uint64(100) {
+		if !put(c, Tag{i, 1}, blockBytes, Low) || !get(t, c, Tag{i, 1}) {
+			t.Fatalf("%d objects of high priority pinned, %d of low taken: %+v", len(pins), i, c.Stats())
+		}
+	}
+	checkCache(t, c)
+	for _, o := range pins {
+		s.Unpin(o)
+	}
+}

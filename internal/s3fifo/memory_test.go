@@ -95,3 +95,25 @@ func TestMemoryIsWhatStatsSay(t *testing.T) {
 		}
 	}
 }
+
+// A shard that is partly filled gives the rest of its last huge page back when
+// huge pages end before.
+func TestLowerLimitEndsHugePages(t *testing.T) {
+	if offheap.OnGoHeap {
+		t.Skip("the race build takes Go heap")
+	}
+	c := newCache(t, Options{Bytes: 96 << 20, Shards: 1})
+	for k := range uint64(1800) {
+		read(t, c, k, blockBytes) // 7.2 MiB
+	}
+	before := c.Stats()
+	c.Resize(9 << 20)
+	s := c.Stats()
+	if s.Bytes >= before.Bytes || s.Evicted[Low] != 0 {
+		t.Errorf("before %+v, then %+v", before, s)
+	}
+	if got := resident(t, c.data) + resident(t, c.tables); got > s.Bytes {
+		t.Errorf("%d bytes are in memory, the cache says %d", got, s.Bytes)
+	}
+	checkCache(t, c)
+}
