@@ -39,7 +39,7 @@ type Options struct {
 	// DocumentCacheBytes is the part of MemQuota that keeps documents which were
 	// read from the device, in bytes; what it takes is missing for filters and
 	// indexes of tables. Default 0: none. Otherwise at least 1 MiB and at most
-	// what WriteCache and 8 MiB leave of MemQuota.
+	// what WriteCache, a sixteenth for tables and 8 MiB leave of MemQuota.
 	DocumentCacheBytes int64
 	// NonDurable answers a write when it is in the log buffer and the
 	// memtable; the log is written and synced within AsyncWindow. A kill or a
@@ -282,8 +282,8 @@ func (o Options) Validate() error {
 	if o.MemQuota >= 16*mib && (o.WriteCache < o.writeCacheMin || o.WriteCache > o.MemQuota) {
 		bad("WriteCache %d: want 1 MiB up to MemQuota %d", o.WriteCache, o.MemQuota)
 	}
-	if left := o.MemQuota - o.WriteCache - 8*mib; o.DocumentCacheBytes != 0 && (o.DocumentCacheBytes < o.documentCacheMin || o.DocumentCacheBytes > left) {
-		bad("DocumentCacheBytes %d: want 0, or 1 MiB up to the %d that WriteCache and 8 MiB leave of MemQuota", o.DocumentCacheBytes, max(left, 0))
+	if left := o.MemQuota - o.MemQuota/16 - o.WriteCache - 8*mib; o.DocumentCacheBytes != 0 && (o.DocumentCacheBytes < o.documentCacheMin || o.DocumentCacheBytes > left) {
+		bad("DocumentCacheBytes %d: want 0, or 1 MiB up to the %d that 8 MiB, a sixteenth for tables and WriteCache leave of MemQuota", o.DocumentCacheBytes, max(left, 0))
 	}
 	if o.AsyncWindow < 0 || o.AsyncWindow > time.Minute {
 		bad("AsyncWindow %v: want up to 1m", o.AsyncWindow)
