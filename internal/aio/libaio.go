@@ -83,6 +83,14 @@ func openAIO(depth int) (Ring, error) {
 		}
 		return nil, fmt.Errorf("io_setup for %d reads: %w", depth, errno)
 	}
+	// Reads may finish without a call of io_getevents, so that reading alone
+	// would not find out that it is forbidden.
+	var zero unix.Timespec
+	_, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, a.ctx, 0, uintptr(depth), uintptr(unsafe.Pointer(&a.got[0])), uintptr(unsafe.Pointer(&zero)), 0)
+	if errno != 0 && errno != unix.EINTR {
+		_ = a.Close()
+		return nil, fmt.Errorf("io_getevents: %w", errno)
+	}
 	// The id is the address of memory that the kernel mapped.
 	ring := *(**aioRing)(unsafe.Pointer(&a.ctx))
 	if ring.magic == aioRingMagic && ring.incompat == 0 && ring.headerBytes == uint32(unsafe.Sizeof(*ring)) {

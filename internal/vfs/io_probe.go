@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"path"
 
+	"golang.org/x/sys/unix"
+
 	"fluxkv/internal/aio"
 	"fluxkv/internal/offheap"
 )
@@ -56,49 +58,81 @@ func openRing(o IOOptions) (aio.Ring, error) {
 
 // probeRing makes a ring and reads a file with it, because kernels and
 // sandboxes may offer the calls and refuse the work.
-func probeRing(o IOOptions, name string) (_ aio.Ring, err error) {
+func probeRing(o IOOptions, name string) (aio.Ring, error) {
 	ring, err := aio.Open(name, o.Depth)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = ring.Close()
-		}
-	}()
+	if err := tryRing(ring, o); err != nil {
+		return nil, errors.Join(fmt.Errorf("probe: %w", err), ring.Close())
+	}
+	return ring, nil
+}
+
+func tryRing(ring aio.Ring, o IOOptions) (err error) {
 	file := path.Join(o.Dir, ProbeName)
-	if err := o.FS.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("probe: %w", err)
+	if err := o.FS.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EROFS) {
+		return err
 	}
 	f, err := o.FS.Create(file, OpenOptions{Write: true, Direct: true})
 	if errors.Is(err, ErrDirectUnsupported) && ring.Buffered() {
 		f, err = o.FS.Create(file, OpenOptions{Write: true})
 	}
-	if err != nil {
-		return nil, fmt.Errorf("probe: %w", err)
+	if err == nil {
+		defer func() { err = errors.Join(err, f.Close(), o.FS.Remove(file)) }()
+		if err := writeProbe(f); !errors.Is(err, ErrNoSpace) {
+			return tryRead(ring, f, err)
+		}
+	} else if !errors.Is(err, ErrNoSpace) && !errors.Is(err, unix.EROFS) {
+		return err
 	}
-	defer func() {
-		err = errors.Join(err, f.Close(), o.FS.Remove(file))
-	}()
+	// A full disk must not cost the engine: this program is a file too.
+	program, err := o.FS.Open("/proc/self/exe", OpenOptions{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(tryRead(ring, program, nil), program.Close())
+}
+
+// writeProbe writes two blocks whose bytes are not those of fresh memory.
+func writeProbe(f File) error {
 	buf, err := offheap.AlignedBuffer(2 * BlockBytes)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer offheap.FreeAligned(buf)
-	wrote, read := buf[:BlockBytes], buf[BlockBytes:]
-	for i := range wrote {
-		wrote[i] = byte(i) ^ byte(i>>8)
+	for i := range buf {
+		buf[i] = byte(i) ^ byte(i>>8) ^ 0xa5
 	}
-	if _, err := f.WriteAt(wrote, BlockBytes); err != nil {
-		return nil, fmt.Errorf("probe: %w", err)
+	_, err = f.WriteAt(buf, 0)
+	return err
+}
+
+// tryRead reads the second block of f with the ring and without, unless there
+// is an error already.
+func tryRead(ring aio.Ring, f File, err error) error {
+	if err != nil {
+		return err
 	}
-	ops := []aio.Op{{Buf: read, Off: BlockBytes, FD: f.(*osFile).fd}}
+	buf, err := offheap.AlignedBuffer(2 * BlockBytes)
+	if err != nil {
+		return err
+	}
+	defer offheap.FreeAligned(buf)
+	want, got := buf[:BlockBytes], buf[BlockBytes:]
+	if _, err := f.ReadAt(want, BlockBytes); err != nil {
+		return err
+	}
+	ops := []aio.Op{{Buf: got, Off: BlockBytes, FD: f.(*osFile).fd}}
 	if taken, _ := ring.Submit(ops); taken != 1 {
-		return nil, errors.New("probe: the kernel takes no read")
+		return errors.New("the kernel takes no read")
 	}
 	var events [1]aio.Event
-	if ring.Wait(events[:], 1); events[0].Res != BlockBytes || !bytes.Equal(wrote, read) {
-		return nil, fmt.Errorf("probe: a read of %d bytes came back with %d, or with other bytes", BlockBytes, events[0].Res)
+	if ring.Wait(events[:], 1); events[0].Res < 0 {
+		return fmt.Errorf("read: %w", unix.Errno(-events[0].Res))
 	}
-	return ring, nil
+	if events[0].Res != BlockBytes || !bytes.Equal(want, got) {
+		return fmt.Errorf("a read of %d bytes came back with %d, or with other bytes", BlockBytes, events[0].Res)
+	}
+	return nil
 }
