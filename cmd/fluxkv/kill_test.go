@@ -47,13 +47,13 @@ var killSets = []killSet{
 	{name: "align", flags: "--mem-quota 2GiB --write-cache 1GiB --log-align 16384 --segment-size 8MiB"},
 	{name: "separate", flags: "--mem-quota 2GiB --write-cache 1GiB --log-align 512 --log-inflight 2 --inline-limit 0 --compression snappy"},
 	{name: "inline", flags: "--mem-quota 2GiB --write-cache 1GiB --segment-size 4MiB --inline-limit 4096"},
-	{name: "flush", flags: "--mem-quota 64MiB --write-cache 4MiB --cache-size 1MiB --max-item-size 64KiB"},
-	{name: "flushers", flags: "--mem-quota 64MiB --write-cache 1MiB --segment-size 4MiB --sstable-size 1MiB --flushers 4 --max-item-size 64KiB"},
-	{name: "tables", flags: "--mem-quota 64MiB --write-cache 1MiB --bloom-bits 0 --index-compression snappy --compression snappy --key-block-size 512 --inline-limit 1024 --max-item-size 64KiB"},
+	{name: "flush", flags: "--mem-quota 64MiB --write-cache 4MiB --max-item-size 64KiB --cache-size 8MiB --io-engine aio"},
+	{name: "flushers", flags: "--mem-quota 64MiB --write-cache 1MiB --segment-size 4MiB --sstable-size 1MiB --flushers 4 --max-item-size 64KiB --key-warm-new-tables --io-engine pread --io-queue-depth 2"},
+	{name: "tables", flags: "--mem-quota 64MiB --write-cache 1MiB --bloom-bits 0 --index-compression snappy --compression snappy --key-block-size 512 --inline-limit 1024 --max-item-size 64KiB --block-cache 1MiB --io-engine uring"},
 	// Few keys, overwritten: nearly all is garbage soon, and merges and
 	// collections run all the time.
-	{name: "churn", flags: "--mem-quota 32MiB --write-cache 1MiB --segment-size 4MiB --space-amp 1.2 --compactors 2 --cache-size 8MiB --max-item-size 64KiB", keys: 25, sizes: []int{1024, 1024, 1024, 24}, churns: true},
-	{name: "leveled", flags: "--mem-quota 32MiB --write-cache 1MiB --segment-size 4MiB --space-amp 1.2 --key-shape leveled --l0-tables 2 --base-level-size 1MiB --key-level-multiplier 2 --sstable-size 1MiB --max-item-size 64KiB", keys: 25, sizes: []int{1024, 1024, 1024, 24}, churns: true},
+	{name: "churn", flags: "--mem-quota 32MiB --write-cache 1MiB --segment-size 4MiB --space-amp 1.2 --compactors 2 --max-item-size 64KiB --cache-size 4MiB --block-cache 2MiB", keys: 25, sizes: []int{1024, 1024, 1024, 24}, churns: true},
+	{name: "leveled", flags: "--mem-quota 32MiB --write-cache 1MiB --segment-size 4MiB --space-amp 1.2 --key-shape leveled --l0-tables 2 --base-level-size 1MiB --key-level-multiplier 2 --sstable-size 1MiB --max-item-size 64KiB --cache-size 1MiB --direct-io=false", keys: 25, sizes: []int{1024, 1024, 1024, 24}, churns: true},
 }
 
 func (s *killSet) args() []string { return strings.Fields(s.flags) }
