@@ -79,8 +79,8 @@ const sendBytesMax = 256 << 10
 
 func (c *conn) open() int { return int(c.sent - c.answered) }
 
-// refill makes new requests when half of the window is free, and sends what
-// the socket takes.
+// refill makes new requests when half of the window is free, or as much as was
+// asked for, and sends what the socket takes.
 func (c *conn) refill(l *loop) error {
 	for {
 		if len(c.out) > 0 {
@@ -89,7 +89,7 @@ func (c *conn) refill(l *loop) error {
 			}
 		}
 		free := c.window - c.open()
-		if l.open != nil || l.stopping || free == 0 || 2*free < c.window {
+		if l.open != nil || l.stopping || free == 0 || free < l.refillAt(c.window) {
 			return nil
 		}
 		if !c.make(l, free, 0) {
@@ -110,13 +110,19 @@ func (c *conn) make(l *loop, n int, due int64) bool {
 			break
 		}
 		at := len(buf)
-		if op == mcbp.OpGet {
+		switch op {
+		case mcbp.OpNoop:
+			buf = buf[:at+mcbp.HeaderBytes]
+			b := buf[at:]
+			copy(b, l.noopHeader[:])
+			binary.BigEndian.PutUint32(b[12:], c.sent)
+		case mcbp.OpGet:
 			buf = buf[:at+mcbp.HeaderBytes+keyBytes]
 			b := buf[at:]
 			copy(b, l.getHeader[:])
 			binary.BigEndian.PutUint32(b[12:], c.sent)
 			l.keys.Put(b[mcbp.HeaderBytes:], index)
-		} else {
+		default:
 			buf = buf[:at+mcbp.HeaderBytes+setExtrasBytes+keyBytes+valueBytes]
 			b := buf[at:]
 			copy(b, l.setHeader[:])
@@ -261,7 +267,7 @@ func (c *conn) body(l *loop, b []byte) {
 
 // finish counts one whole answer.
 func (c *conn) finish(l *loop) {
-	get := c.slots[c.answered&c.mask].op == mcbp.OpGet
+	get := c.slots[c.answered&c.mask].op != mcbp.OpSet
 	if get {
 		c.gets++
 	} else {

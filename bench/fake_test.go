@@ -119,6 +119,7 @@ func (s *fakeServer) do(q *mcbp.Request) ([]byte, error) {
 		} else {
 			a.Status, a.Value = mcbp.StatusNotFound, []byte("Not found")
 		}
+	case mcbp.OpNoop:
 	default:
 		a.Status = mcbp.StatusUnknownCommand
 	}

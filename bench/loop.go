@@ -29,9 +29,12 @@ type loop struct {
 	zipf       *zipf // nil: uniform
 	random     random
 	getShare   float64
+	noop       bool // NOOPs instead of GETs
+	refill     int  // see Options.Refill
 	verify     bool
 	stall      time.Duration
 	getHeader  [mcbp.HeaderBytes]byte
+	noopHeader [mcbp.HeaderBytes]byte
 	setHeader  [mcbp.HeaderBytes + setExtrasBytes]byte // flags and expiry are zero
 	readBuffer []byte
 	events     [128]unix.EpollEvent
@@ -59,7 +62,7 @@ func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time,
 	}
 	l := &loop{
 		epoll: epoll, keys: keys, values: values, random: random{state: mix64(seed)},
-		getShare: o.GetShare, verify: o.Verify, stall: o.StallTimeout,
+		getShare: o.GetShare, noop: o.Workload == KindNoop, refill: o.Refill, verify: o.Verify, stall: o.StallTimeout,
 		readBuffer: make([]byte, readBytes), cancelled: cancelled, base: base, stats: newStats(gap),
 	}
 	if o.Zipf > 0 {
@@ -67,6 +70,8 @@ func newLoop(o Options, keys *Keys, values *Values, seed uint64, base time.Time,
 	}
 	get := mcbp.Header{Magic: mcbp.MagicRequest, Opcode: mcbp.OpGet, KeyBytes: uint16(keys.bytes), BodyBytes: uint32(keys.bytes)}
 	get.Append(l.getHeader[:0])
+	noop := mcbp.Header{Magic: mcbp.MagicRequest, Opcode: mcbp.OpNoop}
+	noop.Append(l.noopHeader[:0])
 	set := mcbp.Header{
 		Magic: mcbp.MagicRequest, Opcode: mcbp.OpSet, KeyBytes: uint16(keys.bytes), ExtrasBytes: setExtrasBytes,
 		BodyBytes: uint32(setExtrasBytes + keys.bytes + values.bytes),
@@ -120,6 +125,8 @@ func (l *loop) choose() (index uint64, op mcbp.Opcode, ok bool) {
 		index = l.random.below(l.keys.count)
 	}
 	switch {
+	case l.noop:
+		op = mcbp.OpNoop
 	case l.getShare == 1:
 		op = mcbp.OpGet
 	case l.getShare == 0 || l.random.unit() >= l.getShare:
@@ -128,6 +135,14 @@ func (l *loop) choose() (index uint64, op mcbp.Opcode, ok bool) {
 		op = mcbp.OpGet
 	}
 	return index, op, true
+}
+
+// refillAt returns how much of a window must be free before it is filled again.
+func (l *loop) refillAt(window int) int {
+	if l.refill > 0 && !l.loading {
+		return min(l.refill, window)
+	}
+	return (window + 1) / 2
 }
 
 var errStalled = errors.New("stalled")

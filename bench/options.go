@@ -16,6 +16,9 @@ const (
 	KindSet Kind = "set"
 	// KindMixed reads and writes in the shares that GetShare says.
 	KindMixed Kind = "mixed"
+	// KindNoop sends NOOPs: what the way to the server and back costs alone. They
+	// count as GETs.
+	KindNoop Kind = "noop"
 )
 
 // Bounds of Options. A window of 4096 requests on each of 4096 connections is
@@ -41,6 +44,9 @@ type Options struct {
 	Conns int `json:"conns"`
 	// Pipeline is the number of open requests a connection. Default 1.
 	Pipeline int `json:"pipeline"`
+	// Refill is how many requests of a window must be answered before more are
+	// made, in a closed loop. Default half of Pipeline; 1 keeps the window full.
+	Refill int `json:"refill,omitempty"`
 	// Threads is the number of event loops, each a thread. Default 1: on the
 	// machine of the server one thread is what is left for the client.
 	Threads int `json:"threads"`
@@ -92,7 +98,7 @@ func (o Options) withDefaults() Options {
 		o.Workload = KindGet
 	}
 	switch {
-	case o.Workload == KindGet:
+	case o.Workload == KindGet || o.Workload == KindNoop:
 		o.GetShare = 1
 	case o.Workload == KindSet || o.GetShare < 0:
 		o.GetShare = 0
@@ -139,9 +145,9 @@ func (o Options) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	switch o.Workload {
-	case KindGet, KindSet, KindMixed:
+	case KindGet, KindSet, KindMixed, KindNoop:
 	default:
-		bad("workload %q: want %q, %q or %q", o.Workload, KindGet, KindSet, KindMixed)
+		bad("workload %q: want %q, %q, %q or %q", o.Workload, KindGet, KindSet, KindMixed, KindNoop)
 	}
 	if !(o.GetShare >= 0 && o.GetShare <= 1) {
 		bad("get share %v: want 0 to 1", o.GetShare)
@@ -151,6 +157,9 @@ func (o Options) Validate() error {
 	}
 	if o.Pipeline < 1 || o.Pipeline > pipelineMax {
 		bad("pipeline %d: want 1 to %d", o.Pipeline, pipelineMax)
+	}
+	if o.Refill < 0 || o.Refill > o.Pipeline {
+		bad("refill %d: want 1 to the open requests of a connection, %d", o.Refill, o.Pipeline)
 	}
 	if o.Threads < 1 || o.Threads > threadsMax {
 		bad("threads %d: want 1 to %d", o.Threads, threadsMax)

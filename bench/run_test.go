@@ -39,6 +39,8 @@ func TestRunIsCleanAgainstAServerThatIs(t *testing.T) {
 		{"empty values", func(o *Options) { o.ValueBytes = -1 }},
 		{"values larger than a batch", func(o *Options) { o.Keys, o.ValueBytes, o.Workload = 20, 300_000, KindMixed }},
 		{"a deep window that is no power of two", func(o *Options) { o.Pipeline = 300 }},
+		{"a window that is kept full", func(o *Options) { o.Pipeline, o.Refill = 16, 1 }},
+		{"noop", func(o *Options) { o.Workload = KindNoop }},
 		{"more connections than keys", func(o *Options) { o.Keys, o.Conns = 2, 7 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -280,10 +282,10 @@ func TestWorstSecond(t *testing.T) {
 func TestOptionsNameEveryProblem(t *testing.T) {
 	err := Options{
 		Workload: "scan", Conns: -1, Pipeline: 5000, Keys: 300, KeyBytes: 2, ValueBytes: 1 << 30, Zipf: 9,
-		Runtime: -1, Warmup: -1, ServerPID: -1, StallTimeout: 1, GetShare: 2, Rate: -1, Burst: 6000,
+		Runtime: -1, Warmup: -1, ServerPID: -1, StallTimeout: 1, GetShare: 2, Rate: -1, Burst: 6000, Refill: -1,
 	}.Validate()
 	for _, want := range []string{
-		"workload", "conns", "pipeline", "keys 300", "value size", "zipf", "runtime", "warmup", "server pid", "stall", "get share", "rate", "burst",
+		"workload", "conns", "pipeline", "keys 300", "value size", "zipf", "runtime", "warmup", "server pid", "stall", "get share", "rate", "burst", "refill",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %q", err, want)
@@ -408,8 +410,25 @@ func TestAnswersMayBeCutAnywhere(t *testing.T) {
 	}
 }
 
+// TestWindowIsRefilled counts what is open after a few answers.
+func TestWindowIsRefilled(t *testing.T) {
+	for _, c := range []struct{ refill, answered, open int }{
+		{0, 7, 9}, {0, 8, 16}, {1, 1, 16}, {5, 4, 12}, {5, 5, 16}, {16, 15, 1}, {16, 16, 16},
+	} {
+		l, conn, _ := pair(t, Options{Pipeline: 16, Refill: c.refill})
+		conn.window = 16
+		if err := conn.refill(l); err != nil || conn.open() != 16 {
+			t.Fatalf("%d open at first, %v", conn.open(), err)
+		}
+		conn.answered += uint32(c.answered)
+		if err := conn.refill(l); err != nil || conn.open() != c.open {
+			t.Errorf("refill %d: %d open after %d answers, want %d; %v", c.refill, conn.open(), c.answered, c.open, err)
+		}
+	}
+}
+
 func TestHotPathAllocatesNothing(t *testing.T) {
-	for _, kind := range []Kind{KindGet, KindSet, KindMixed} {
+	for _, kind := range []Kind{KindGet, KindSet, KindMixed, KindNoop} {
 		l, c, _ := pair(t, Options{Workload: kind, Pipeline: 64, Verify: true, Zipf: 0.99})
 		var in []byte
 		if n := testing.AllocsPerRun(200, func() {

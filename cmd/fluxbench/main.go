@@ -119,10 +119,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var workload, keyFormat string
 	var valueBytes int
 	flags.StringVar(&o.Addr, "addr", "127.0.0.1:11210", "server, host:port or unix:PATH")
-	flags.StringVar(&workload, "workload", "get", "get, set or mixed")
+	flags.StringVar(&workload, "workload", "get", "get, set, mixed or noop")
 	flags.Float64Var(&o.GetShare, "get-share", 0.5, "share of GETs in mixed, 0 to 1")
 	flags.IntVar(&o.Conns, "conns", 1, "connections")
 	flags.IntVar(&o.Pipeline, "pipeline", 1, "open requests a connection")
+	flags.IntVar(&o.Refill, "refill", 0, "answers of a window before it is filled again; 1 keeps it full, 0 is half of --pipeline")
 	flags.IntVar(&o.Threads, "threads", 1, "event loops of the client, each a thread")
 	flags.Uint64Var(&o.Keys, "keys", 1_000_000, "number of keys")
 	flags.IntVar(&o.KeyBytes, "key-size", 16, "bytes of a key")
