@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// engineStats is the part of /stats that Overwrite needs. Counters count from
+// engineStats is the part of /stats that Overwrite and Read need. Counters count from
 // the start of the server.
 type engineStats struct {
 	Durable     bool          `json:"durable"`
@@ -39,6 +39,28 @@ type engineStats struct {
 	CollectionsFailed int64  `json:"collections_failed"`
 	CollectionError   string `json:"collection_error"`
 
+	Gets          int64 `json:"gets"`
+	BlockReads    int64 `json:"block_reads"`
+	IndexReads    int64 `json:"index_reads"`
+	DocumentReads int64 `json:"document_reads"`
+	CorruptReads  int64 `json:"corrupt_reads"`
+	// DeviceReads is what the I/O engine did, where the server shows it.
+	DeviceReads struct {
+		Reads int64 `json:"reads"`
+		Bytes int64 `json:"bytes"`
+	} `json:"device_reads"`
+	IOEngine   string `json:"io_engine"`
+	BlockCache struct {
+		Hits perPriority `json:"hits"`
+	} `json:"block_cache"`
+	DocumentCache struct {
+		Hits         int64 `json:"hits"`
+		NegativeHits int64 `json:"negative_hits"`
+	} `json:"document_cache"`
+	TableMemory  int64 `json:"table_memory"`
+	TableBytes   int64 `json:"table_bytes"`
+	TableEntries int64 `json:"table_entries"`
+
 	MemtableEntries int64 `json:"memtable_entries"`
 	Log             struct {
 		Groups          int64         `json:"groups"`
@@ -48,6 +70,17 @@ type engineStats struct {
 		WaitTime        time.Duration `json:"wait_nanoseconds"`
 		SegmentWaitTime time.Duration `json:"segment_wait_nanoseconds"`
 	} `json:"log"`
+}
+
+// perPriority is a counter of a cache, by priority: of blocks with data, then of
+// indexes and filters. A server without such a cache shows none.
+type perPriority []int64
+
+func (p perPriority) data() int64 {
+	if len(p) == 0 {
+		return 0
+	}
+	return p[0]
 }
 
 // heldUp is the time of all writers that were held up, by cause.

@@ -4,10 +4,13 @@
 //	fluxbench run --addr 127.0.0.1:11210 --workload get --load --conns 112 --pipeline 128
 //	fluxbench overwrite --addr 127.0.0.1:11210 --stats http://127.0.0.1:8080/stats --server-pid 4711 --dir data
 //	fluxbench latency --addr 127.0.0.1:11210 --stats http://127.0.0.1:8080/stats --server-pid 4711 --dir data
+//	fluxbench read --addr 127.0.0.1:11210 --stats http://127.0.0.1:8080/stats --server-pid 4711 --dir data
+//	fluxbench settle --stats http://127.0.0.1:8080/stats
+//	fluxbench drop --dir data
 //	fluxbench device --dir /var/tmp --runtime 5s
 //
 // Exit status: 0 the figures are clean, 1 there is no report or it has
-// troubles, 2 usage.
+// troubles, 2 usage, 3 they are clean and miss a limit that was asked for.
 package main
 
 import (
@@ -28,6 +31,9 @@ import (
 const usage = `usage: fluxbench run [flags]        drive a server and report rate, errors and percentiles
        fluxbench overwrite [flags]  overwrite all data of a local server and report what it writes for that
        fluxbench latency [flags]    overwrite at half of the highest rate and report how long SETs take
+       fluxbench read [flags]       measure GETs of a local server at rest, and the device's reads for each
+       fluxbench settle [flags]     wait until a server has nothing to do
+       fluxbench drop [flags]       take a directory out of the page cache
        fluxbench device [flags]     time synced 4 KiB writes: the limit of durable writes
        fluxbench COMMAND --help     flags of a command
 `
@@ -57,6 +63,12 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return overwrite(ctx, args[1:], stdout, stderr)
 	case "latency":
 		return latency(ctx, args[1:], stdout, stderr)
+	case "read":
+		return read(ctx, args[1:], stdout, stderr)
+	case "settle":
+		return settle(ctx, args[1:], stdout, stderr)
+	case "drop":
+		return drop(args[1:], stdout, stderr)
 	case "device":
 		return device(ctx, args[1:], stdout, stderr)
 	case "help", "--help", "-h":
