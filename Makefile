@@ -15,6 +15,7 @@ WRITERS     ?= 8
 BATCH       ?= 128
 LATENCY_T   ?= 3m
 VALUE_SIZE  ?= 1024
+READ_PARTS  ?= reads depth io cache peers
 ENGINES     ?= fluxkv,pebble,rocksdb
 TESTFLAGS   ?= -timeout 18m
 BENCH       ?= .
@@ -33,7 +34,7 @@ STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Packages in which goroutines meet; `make check` runs their tests with -race.
 CONCURRENT = ./internal/... ./memtable/... ./wal/... ./sstable/... ./compaction/... ./lsm/... ./mcbp/...
 
-.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite bench-overwrite-peers bench-overwrite-latency kill test-large test-space fuzz mutants soak clean
+.PHONY: run test check build bench bench-go bench-restart bench-load bench-overwrite bench-overwrite-peers bench-overwrite-latency bench-read kill test-large test-space fuzz mutants soak clean
 
 # run: build the server and start it on ./data (RUNFLAGS="--port 11311" adds flags)
 run: build
@@ -85,6 +86,11 @@ bench-overwrite-peers:
 	@case ",$(ENGINES)," in *,rocksdb,*) scripts/install-test-deps.sh db_bench=rocksdb-tools ;; esac
 	@scripts/bench-peers.sh compare-overwrite --size $(SIZE) --times $(OVERWRITES) --rounds $(ROUNDS) --writers $(WRITERS) --batch $(BATCH) \
 		--value-size $(VALUE_SIZE) --engines $(ENGINES) $(PEERS_FLAGS)
+
+# bench-read: what GETs cost that memory does not answer, and those that it does, beside the device and other engines; the parts
+# are READ_PARTS, with SCALE times the data
+bench-read:
+	@SCALE=$(SCALE) scripts/bench-read.sh $(READ_PARTS)
 
 # bench-go: Go benchmarks of the packages, with allocations (BENCH=regexp selects)
 bench-go:

@@ -249,11 +249,12 @@ func (w *memoryWatch) stop() (Memory, error) {
 // by less than what a system does beside.
 const (
 	agreeShare = 0.05
-	agreeReads = 64
-	agreeBytes = 1 << 20
+	AgreeReads = 64
+	AgreeBytes = 1 << 20
 )
 
-func agree(a, b, beside int64) bool {
+// Agree reports whether two counters of the same thing agree.
+func Agree(a, b, beside int64) bool {
 	return math.Abs(float64(a-b)) <= agreeShare*float64(max(a, b))+float64(beside)
 }
 
@@ -279,10 +280,10 @@ func (r *ReadRow) judge(o *ReadOptions, before, after *engineStats) {
 		}
 	}
 	// What the kernel merged was asked for, too.
-	if n := r.Device.Reads + r.Device.ReadsMerged; !o.Buffered && !agree(n, r.Engine.Device, agreeReads) {
+	if n := r.Device.Reads + r.Device.ReadsMerged; !o.Buffered && !Agree(n, r.Engine.Device, AgreeReads) {
 		bad("the device had %d reads, the engine asked for %d", n, r.Engine.Device)
 	}
-	if !agree(r.Device.ReadBytes, r.Process.ReadBytes, agreeBytes) {
+	if !Agree(r.Device.ReadBytes, r.Process.ReadBytes, AgreeBytes) {
 		bad("the device read %d bytes, of which the process %d", r.Device.ReadBytes, r.Process.ReadBytes)
 	}
 	if o.Quota > 0 {

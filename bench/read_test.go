@@ -192,7 +192,7 @@ func TestStatsOfReads(t *testing.T) {
 	if got := countReads(&engineStats{BlockReads: 1, IndexReads: 2, DocumentReads: 4}); got.Device != 7 {
 		t.Errorf("an older server: %+v", got)
 	}
-	if a := []bool{agree(100, 105, 0), agree(105, 100, 0), agree(100, 106, 0), agree(0, 64, 64), agree(0, 68, 64), agree(0, 0, 0)}; !slices.Equal(a, []bool{true, true, false, true, false, true}) {
+	if a := []bool{Agree(100, 105, 0), Agree(105, 100, 0), Agree(100, 106, 0), Agree(0, 64, 64), Agree(0, 68, 64), Agree(0, 0, 0)}; !slices.Equal(a, []bool{true, true, false, true, false, true}) {
 		t.Errorf("%v", a)
 	}
 }

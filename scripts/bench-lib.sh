@@ -7,6 +7,8 @@ work="$(mktemp -d "${BENCH_DIR:-/var/tmp}/fluxkv-bench.XXXXXX")"
 server="$work/fluxkv"
 bench="$work/fluxbench"
 pids=() # started here and not ended yet
+groups=() # control groups made here
+group=""  # the one that start_server puts servers into, if any
 unclean=0
 
 end() { # PID: ends a process that this script started
@@ -25,6 +27,7 @@ cleanup() {
         kill -KILL "$p" 2>/dev/null || true
         wait "$p" 2>/dev/null || true
     done
+    for p in ${groups[@]+"${groups[@]}"}; do remove_group "$p"; done
     rm -rf "$work"
 }
 trap cleanup EXIT
@@ -47,7 +50,7 @@ start_server() {
     rm -f "$work/output"
     mkfifo "$work/output"
     began=${EPOCHREALTIME/[.,]/}
-    "$server" --port 0 --data-dir "$dir" "$@" >"$work/output" 2>&1 &
+    ${group:+"$work/in-group" "$group"} "$server" --port 0 --data-dir "$dir" "$@" >"$work/output" 2>&1 &
     pid=$!
     pids+=("$pid")
     exec 4<"$work/output"
@@ -74,6 +77,62 @@ start_server() {
 end_server() {
     end "$pid"
     wait "$drain" 2>/dev/null || true
+}
+
+# in-group GROUP COMMAND...: becomes the command, inside a control group
+cat >"$work/in-group" <<'END'
+#!/bin/sh
+echo $$ >"$1/cgroup.procs" || exit 1
+shift
+exec "$@"
+END
+chmod +x "$work/in-group"
+
+# memory_group BYTES: makes a control group with a limit of memory, which counts
+# page cache, too, and sets $group; it is empty where there is none to be had.
+memory_group() {
+    local root dir
+    group=""
+    for root in /sys/fs/cgroup/memory /sys/fs/cgroup /sys/fs/cgroup/unified; do
+        if [ ! -e "$root/memory.limit_in_bytes" ]; then # not of version 1
+            grep -qw memory "$root/cgroup.controllers" 2>/dev/null || continue
+            echo +memory 2>/dev/null >"$root/cgroup.subtree_control" || continue
+        fi
+        dir="$root/$(basename "$work").${#groups[@]}"
+        mkdir "$dir" 2>/dev/null || continue
+        groups+=("$dir")
+        for limit in memory.limit_in_bytes memory.max; do
+            [ -e "$dir/$limit" ] || continue
+            if echo "$1" 2>/dev/null >"$dir/$limit"; then
+                group=$dir
+                return 0
+            fi
+        done
+    done
+}
+
+remove_group() { # GROUP: removes it when its last process has gone
+    local i
+    for ((i = 0; i < 50; i++)); do
+        [ -d "$1" ] || return 0
+        ! rmdir "$1" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    echo "control group $1 is left" >&2
+}
+
+knows() { # FLAG: whether the server has it
+    grep -q -- "  --$1 " <<<"$("$server" --help)"
+}
+
+stop_server() { # ends it in order, so that the next one has nothing to replay
+    local i
+    kill -TERM "$pid" 2>/dev/null || true
+    for ((i = 0; i < 300; i++)); do
+        kill -0 "$pid" 2>/dev/null || break
+        sleep 0.1
+    done
+    end_server
 }
 
 # measure FILE FLAGS...: adds one line of figures to FILE; a run with errors or

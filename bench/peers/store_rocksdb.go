@@ -74,27 +74,32 @@ func (l *lastBytes) Write(b []byte) (int, error) {
 }
 
 func (o *overwriting) runRocksDB() (f overwriteFigures, err error) {
-	if err := os.MkdirAll(o.dir, 0o700); err != nil {
+	if err := o.loadRocksDB(); err != nil {
 		return f, err
+	}
+	return o.rocksRun()
+}
+
+// loadRocksDB is the first process.
+func (o *overwriting) loadRocksDB() error {
+	if err := os.MkdirAll(o.dir, 0o700); err != nil {
+		return err
 	}
 	// The kernel ends db_bench with the thread that started it.
 	runtime.LockOSThread()
 	cmd, stderr := o.rocksCommand(o.rocksLoad())
 	out, err := cmd.Output()
 	if err != nil {
-		return f, fmt.Errorf("load of db_bench: %w: %s", err, stderr.b)
+		return fmt.Errorf("load of db_bench: %w: %s", err, stderr.b)
 	}
 	load, err := parseRocks(bytes.NewReader(out), "filluniquerandom", nil)
 	if err != nil {
-		return f, fmt.Errorf("load of db_bench: %w", err)
+		return fmt.Errorf("load of db_bench: %w", err)
 	}
 	if load.documents != int64(o.documents) {
-		return f, fmt.Errorf("db_bench loaded %d of %d documents", load.documents, o.documents)
+		return fmt.Errorf("db_bench loaded %d of %d documents", load.documents, o.documents)
 	}
-	if err := bench.SyncDirectory(o.dir); err != nil {
-		return f, err
-	}
-	return o.rocksRun()
+	return bench.SyncDirectory(o.dir)
 }
 
 // rocksRun is the second process.
