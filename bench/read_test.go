@@ -118,6 +118,7 @@ func TestReadJudges(t *testing.T) {
 		{"no page cache", nil, func(l *readLook) {
 			l.device, l.process = DeviceIO{Reads: 1000, ReadBytes: 1 << 30}, IO{ReadBytes: 1 << 20}
 		}, "INVALID: the device had 0"},
+		{"NOOPs while others read", func(o *ReadOptions) { o.Run.Workload = KindNoop }, func(l *readLook) { l.device.Reads *= 2; l.device.ReadBytes += 1 << 30 }, "valid"},
 		{"a flush", nil, func(l *readLook) { l.engine.Flushes++ }, "1 flushes, merges and collections"},
 		{"a merge that runs", nil, func(l *readLook) { l.engine.CompactionsNow = 1 }, "others may run"},
 		{"a store that failed", nil, func(l *readLook) { l.engine.ReadOnly = "disk" }, "read-only"},
