@@ -136,7 +136,7 @@ func flagSet(c *config) *pflag.FlagSet {
 	unit("mem-quota", "size")
 	f.Var(&c.writeCache, "write-cache", "memory for documents that are in no table yet, at most --mem-quota; 0 is a quarter of it. From 5/8 of it on the largest parts are flushed, above 3/4 writers slow down, and at it they meet --overload. More of it means fewer tables and a longer replay at restart")
 	unit("write-cache", "size")
-	f.Var(&c.cacheSize, "cache-size", "memory for documents that were read from the device, a part of --mem-quota that filters and indexes of tables do not have then; 0 is off. It pays where few documents take most of the reads and blocks of tables would keep too many others beside them; documents up to a 64th of it, 32KiB to 256KiB, are kept")
+	f.Var(&c.cacheSize, "cache-size", "memory for documents that were read from the device, a part of --mem-quota that filters and indexes of tables do not have then; 0 is off. It pays where few documents take most of the reads and blocks of tables would keep too many others beside them; documents up to 32KiB are kept, larger ones up to 256KiB in a large cache")
 	unit("cache-size", "size")
 	f.Var(&c.cachePolicy, "cache-policy", "what the document cache gives up first: s3fifo, which keeps what is read again out of the way of what is read once")
 	unit("cache-policy", "s3fifo")

@@ -2,6 +2,7 @@ package doccache
 
 import (
 	"fmt"
+	"runtime"
 	"unsafe"
 
 	"fluxkv/internal/entry"
@@ -68,7 +69,8 @@ func New(o Options) (*Cache, error) {
 	if c.words, err = offheap.Map(words * wordBytes); err != nil {
 		return nil, fmt.Errorf("doccache: %w", err)
 	}
-	if c.core, err = s3fifo.New(s3fifo.Options{Bytes: o.Bytes - int64(len(c.words))}); err != nil {
+	left := o.Bytes - int64(len(c.words))
+	if c.core, err = s3fifo.New(s3fifo.Options{Bytes: left, Shards: shardsFor(left, runtime.GOMAXPROCS(0))}); err != nil {
 		offheap.Unmap(c.words)
 		return nil, fmt.Errorf("doccache: %w", err)
 	}
@@ -79,6 +81,18 @@ func New(o Options) (*Cache, error) {
 		c.states[i].words = all[i*each : (i+1)*each : (i+1)*each]
 	}
 	return c, nil
+}
+
+// shardsFor returns how many locks a cache has: documents are copied under them,
+// and every write takes one. They are two for each processor, as long as a shard
+// has 16 MiB, and more where shards would be so large that doubling a table takes
+// long.
+func shardsFor(bytes int64, procs int) int {
+	n := 1
+	for n < 64 && (n < 2*procs && bytes/int64(2*n) >= 16<<20 || bytes/int64(2*n) >= 32<<20) {
+		n *= 2
+	}
+	return n
 }
 
 // Close gives the memory back. Nobody may use the cache meanwhile, or afterwards.

@@ -278,6 +278,21 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+func TestShards(t *testing.T) {
+	for _, of := range []struct {
+		bytes int64
+		procs int
+		want  int
+	}{
+		{BytesMin, 64, 1}, {31 << 20, 64, 1}, {32 << 20, 64, 2}, {64 << 20, 1, 2}, {64 << 20, 2, 4}, {64 << 20, 64, 4},
+		{1 << 30, 1, 32}, {1 << 30, 16, 32}, {1 << 30, 64, 64}, {1 << 40, 1, 64}, {1 << 40, 256, 64},
+	} {
+		if got := shardsFor(of.bytes, of.procs); got != of.want {
+			t.Errorf("%d bytes, %d processors: %d shards, want %d", of.bytes, of.procs, got, of.want)
+		}
+	}
+}
+
 func TestNewRefusesWhatIsTooSmall(t *testing.T) {
 	for _, n := range []int64{-1, 0, BytesMin - 1} {
 		if c, err := New(Options{Bytes: n}); err == nil {
