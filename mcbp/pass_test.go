@@ -403,6 +403,12 @@ func TestStat(t *testing.T) {
 			t.Errorf("%s is missing", name)
 		}
 	}
+	cache, _ := reflect.TypeFor[lsm.Stats]().FieldByName("DocumentCache")
+	for i := range cache.Type.NumField() {
+		if name := cache.Tag.Get("json") + "_" + cache.Type.Field(i).Tag.Get("json"); m[name] == "" {
+			t.Errorf("%s is missing", name)
+		}
+	}
 	// Bytes by cause: all of them, or their sum is not what was written.
 	written := reflect.TypeFor[lsm.Written]()
 	for i := range written.NumField() {
