@@ -13,21 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// iocb is struct iocb of linux/aio_abi.h. The two halves of key are swapped on
-// big-endian machines; both are zero.
+// iocb is struct iocb of linux/aio_abi.h. What is not named stays zero: no
+// flags, and opcode 0, which is pread.
 type iocb struct {
-	data    uint64
-	key     uint32
-	rwFlags int32
-	opcode  uint16 // 0: pread
-	reqprio int16
-	fd      uint32
-	buf     uint64
-	nbytes  uint64
-	offset  int64
-	_       uint64
-	flags   uint32
-	resfd   uint32
+	data   uint64
+	_      [2]uint32 // key and flags of the read, in the machine's order
+	_      uint16    // opcode
+	_      int16     // priority
+	fd     uint32
+	buf    uint64
+	nbytes uint64
+	offset int64
+	_      uint64
+	_      [2]uint32 // flags, eventfd
 }
 
 // ioEvent is struct io_event.
