@@ -118,6 +118,10 @@ func TestReadJudges(t *testing.T) {
 		{"no page cache", nil, func(l *readLook) {
 			l.device, l.process = DeviceIO{Reads: 1000, ReadBytes: 1 << 30}, IO{ReadBytes: 1 << 20}
 		}, "INVALID: the device had 0"},
+		{"a few reads of others", nil, func(l *readLook) { l.device.Reads += 250; l.device.ReadBytes += 1 << 20 }, "INVALID: the device had"},
+		{"a few reads beside many GETs", func(o *ReadOptions) { o.Run.Operations = 60_000 }, func(l *readLook) {
+			l.engine.BlockReads, l.device, l.process = 0, DeviceIO{Reads: 1055, ReadBytes: 1<<30 + 55<<12}, IO{ReadBytes: 1 << 20}
+		}, "valid"},
 		{"NOOPs while others read", func(o *ReadOptions) { o.Run.Workload = KindNoop }, func(l *readLook) { l.device.Reads *= 2; l.device.ReadBytes += 1 << 30 }, "valid"},
 		{"a flush", nil, func(l *readLook) { l.engine.Flushes++ }, "1 flushes, merges and collections"},
 		{"a merge that runs", nil, func(l *readLook) { l.engine.CompactionsNow = 1 }, "others may run"},

@@ -55,14 +55,21 @@ out_of_time() {
     exit 1
 }
 
-# bounded COMMAND...: runs it, and ends it and everything when the time is over
+# bounded COMMAND...: runs it, and ends it and everything when the time is over. It
+# has a process group of its own, which ends with this script; and signals are
+# handled while it runs.
+job=""
 bounded() {
     local left=$((bound - SECONDS)) status=0
     [ "$left" -gt 0 ] || out_of_time
-    timeout --foreground -k 5 "$left" "$@" || status=$?
+    timeout -k 5 "$left" "$@" &
+    job=$!
+    wait "$job" || status=$?
+    job=""
     [ "$SECONDS" -lt "$bound" ] || out_of_time
     return "$status"
 }
+trap '[ -z "$job" ] || kill -KILL -- "-$job" 2>/dev/null || true; cleanup' EXIT
 
 # serve DIR QUOTA FLAGS...: starts a server, waits until it rests, and sets $reads
 # and $served, flags of fluxbench that name it, and $stats
