@@ -14,6 +14,7 @@ import (
 
 	"fluxkv/internal/doccache"
 	"fluxkv/internal/entry"
+	"fluxkv/internal/offheap"
 	"fluxkv/internal/vfs"
 	"fluxkv/internal/vfs/memfs"
 	"fluxkv/memtable"
@@ -719,6 +720,7 @@ func TestR16_RecoveryStartsEmpty(t *testing.T) {
 // TestDocumentCacheOutlivesItsReaders: Close takes the cache's memory when the
 // last reader that it does not wait for has gone.
 func TestDocumentCacheOutlivesItsReaders(t *testing.T) {
+	mapped := offheap.Mapped()
 	db := docStore(t, memfs.New(), Options{})
 	cachedDoc(t, db, "k", "value")
 	v, at, err := db.pinAt(0)
@@ -745,5 +747,9 @@ func TestDocumentCacheOutlivesItsReaders(t *testing.T) {
 	b.Release()
 	if n := db.docViews.Load(); n != 0 {
 		t.Errorf("%d views after the last release", n)
+	}
+	// Race builds keep memtables for the next store.
+	if left := offheap.Mapped() - mapped; left >= 4*mib && !offheap.OnGoHeap {
+		t.Errorf("%d bytes are left, the cache had %d", left, 4*mib)
 	}
 }
