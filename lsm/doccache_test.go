@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"fluxkv/internal/invariants"
+	"fluxkv/internal/vfs/memfs"
 )
 
 // cachedStore is a store of n documents of 1000 bytes, every eighth deleted, that
@@ -109,6 +110,61 @@ func TestDocumentCacheAllocatesNothing(t *testing.T) {
 	}
 	if now := countDocs(db); now.refreshed-before.refreshed < 100_000 {
 		t.Errorf("%+v, before %+v: not all writes refreshed the cache", now, before)
+	}
+}
+
+// TestDocumentCacheObeysTheLimitOfABatch: values that the cache copies count like
+// those that the device brings, so a batch does not grow without bound; who asks
+// again for the rest comes to the end.
+func TestDocumentCacheObeysTheLimitOfABatch(t *testing.T) {
+	db := docStore(t, memfs.New(), Options{DocumentCacheBytes: 40 * mib})
+	defer db.Close()
+	value := make([]byte, 30*kib)
+	const n = 400 // 12 MB
+	for i := range n {
+		if _, err := db.Set(hotKey(nil, uint64(i)), value, Meta{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustFlush(t, db)
+	for i := range n {
+		if _, err := db.Get(nil, hotKey(nil, uint64(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := db.Stats().DocumentCache; c.Documents < n*9/10 {
+		t.Fatalf("too few documents are in the cache: %+v", c)
+	}
+	for _, limit := range []int64{0, 100 * kib, 1} {
+		before := countDocs(db)
+		rounds := 0
+		for from := 0; from < n && !t.Failed(); rounds++ {
+			var b ReadBatch
+			for i := from; i < n; i++ {
+				b.Add(hotKey(nil, uint64(i)))
+			}
+			if limit > 0 {
+				b.Limit(limit)
+			}
+			if err := db.GetMany(&b); err != nil {
+				t.Fatal(err)
+			}
+			bytes, answered := int64(0), 0
+			for ; answered < b.Len() && b.Err(answered) == nil; answered++ {
+				bytes += int64(len(b.Item(answered).Value))
+			}
+			if answered == 0 || answered < b.Len() && b.Err(answered) != ErrReadLimit {
+				t.Fatalf("limit %d: %d answers, then %v", limit, answered, b.Err(answered))
+			}
+			if most := max(b.limit, int64(len(value))); bytes > most {
+				t.Errorf("limit %d: %d bytes of values", limit, bytes)
+			}
+			from += answered
+			b.Release()
+		}
+		if hits := countDocs(db).hits - before.hits; hits < n*9/10 {
+			t.Errorf("limit %d: %d hits in %d rounds", limit, hits, rounds)
+		}
 	}
 }
 
