@@ -245,14 +245,16 @@ func (w *memoryWatch) stop() (Memory, error) {
 	return w.most, w.err
 }
 
-// Two counters agree when they differ by at most this share of the larger one, or
-// by less than what a system does beside. A read in a thousand GETs changes no
-// figure that is printed.
-const (
-	agreeShare = 0.05
-	AgreeReads = 64
-	AgreeBytes = 1 << 20
-)
+// agreeShare is the share of the larger of two counters by which they may differ.
+const agreeShare = 0.05
+
+// ReadsBeside is how many reads of others do not matter beside so many GETs: what
+// a system does anyhow, and one in a thousand, which changes no figure that is
+// printed.
+func ReadsBeside(gets int64) int64 { return max(64, gets/1000) }
+
+// BytesBeside is the same for their bytes.
+func BytesBeside(gets int64) int64 { return max(1<<20, ReadsBeside(gets)*8192) }
 
 // Agree reports whether two counters of the same thing agree.
 func Agree(a, b, beside int64) bool {
@@ -275,7 +277,7 @@ func (r *ReadRow) judge(o *ReadOptions, before, after *engineStats) {
 		bad("%d flushes, merges and collections ran meanwhile, and others may run", jobs)
 	}
 	gets := o.Run.Workload == KindGet // NOOPs read nothing, whatever others do
-	beside := max(AgreeReads, r.Gets/1000)
+	beside := ReadsBeside(r.Gets)
 	if gets {
 		open := int64(o.Run.Conns) * int64(o.Run.Pipeline)
 		if d := r.Gets - r.Report.Gets; d < 0 || d > open && o.Run.Rate == 0 {
@@ -286,7 +288,7 @@ func (r *ReadRow) judge(o *ReadOptions, before, after *engineStats) {
 	if n := r.Device.Reads + r.Device.ReadsMerged; gets && !o.Buffered && !Agree(n, r.Engine.Device, beside) {
 		bad("the device had %d reads, the engine asked for %d", n, r.Engine.Device)
 	}
-	if gets && !Agree(r.Device.ReadBytes, r.Process.ReadBytes, max(AgreeBytes, 8192*beside)) {
+	if gets && !Agree(r.Device.ReadBytes, r.Process.ReadBytes, BytesBeside(r.Gets)) {
 		bad("the device read %d bytes, of which the process %d", r.Device.ReadBytes, r.Process.ReadBytes)
 	}
 	if o.Quota > 0 {

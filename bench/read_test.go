@@ -197,6 +197,9 @@ func TestStatsOfReads(t *testing.T) {
 	if got := countReads(&engineStats{BlockReads: 1, IndexReads: 2, DocumentReads: 4}); got.Device != 7 {
 		t.Errorf("an older server: %+v", got)
 	}
+	if ReadsBeside(0) != 64 || ReadsBeside(64_999) != 64 || ReadsBeside(1e6) != 1000 || BytesBeside(0) != 1<<20 || BytesBeside(1e6) != 8192000 {
+		t.Error("what may be beside")
+	}
 	if a := []bool{Agree(100, 105, 0), Agree(105, 100, 0), Agree(100, 106, 0), Agree(0, 64, 64), Agree(0, 68, 64), Agree(0, 0, 0)}; !slices.Equal(a, []bool{true, true, false, true, false, true}) {
 		t.Errorf("%v", a)
 	}

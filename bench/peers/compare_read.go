@@ -328,7 +328,7 @@ func (c *comparingReads) judge(f *readFigures) string {
 	switch {
 	case f.Gets == 0:
 		return "nothing was read"
-	case !bench.Agree(f.Device.ReadBytes, f.ReadBytes, bench.AgreeBytes):
+	case !bench.Agree(f.Device.ReadBytes, f.ReadBytes, bench.BytesBeside(f.Gets)):
 		return fmt.Sprintf("the device read %d bytes, of which the process %d", f.Device.ReadBytes, f.ReadBytes)
 	case c.group == nil:
 		return "no limit of memory"
@@ -411,8 +411,11 @@ func (c *comparingReads) medians(runs map[string]map[int][]readFigures, fio map[
 // reached says whether a rate is what it is to be.
 func (c *comparingReads) reached(goroutines int, flux, peer, device float64) string {
 	target, ok := readTargets[goroutines]
-	if !ok || flux == 0 {
+	if !ok {
 		return none
+	}
+	if flux == 0 {
+		return "no valid run of fluxkv"
 	}
 	want := fmt.Sprintf("%.1f x the best peer or %.1f of fio", target, fioTarget)
 	switch {

@@ -215,6 +215,9 @@ func TestReadMedians(t *testing.T) {
 	if got := c.reached(8, 100, 0, 200); !strings.HasPrefix(got, "no peer") {
 		t.Errorf("%q", got)
 	}
+	if got := c.reached(8, 0, 50, 200); !strings.HasPrefix(got, "no valid run") {
+		t.Errorf("%q", got)
+	}
 	for _, bad := range []struct {
 		change func(f *readFigures)
 		want   string
@@ -222,6 +225,7 @@ func TestReadMedians(t *testing.T) {
 		{func(f *readFigures) {}, ""},
 		{func(f *readFigures) { f.Gets = 0 }, "nothing"},
 		{func(f *readFigures) { f.Device.ReadBytes *= 2 }, "of which the process"},
+		{func(f *readFigures) { f.Device.ReadBytes, f.Gets = f.Device.ReadBytes+8<<20, 2_000_000 }, ""},
 		{func(f *readFigures) { f.GroupPeak = 0 }, "control group"},
 	} {
 		f := of(1)[0]
