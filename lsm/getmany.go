@@ -23,6 +23,8 @@ import (
 type ReadBatch struct {
 	after Seqno
 	limit int64
+	bound bool   // the limit holds for the first key too
+	keys  []byte // what OwnKeys copied
 	gets  []memtable.Get
 	items []Item
 	errs  []error
@@ -52,11 +54,12 @@ type ReadBatch struct {
 // implies Release.
 func (b *ReadBatch) Reset() {
 	b.Release()
-	b.after, b.limit = 0, 0
+	b.after, b.limit, b.bound = 0, 0, false
 	clear(b.gets)
 	clear(b.items)
 	b.gets, b.items, b.errs, b.done = b.gets[:0], b.items[:0], b.errs[:0], b.done[:0]
 	b.ready, b.next = 0, 0
+	b.keys = b.keys[:0]
 	if cap(b.buf) > mib {
 		b.buf = nil
 	}
@@ -78,7 +81,41 @@ func (b *ReadBatch) After(s Seqno) { b.after = s }
 // Limit bounds the documents that are read from the device for this batch, in
 // bytes of the log; from 1 to 8 MiB, which is the default. Keys beyond it get
 // ErrReadLimit, except the first one of the batch.
-func (b *ReadBatch) Limit(bytes int64) { b.limit = min(max(bytes, 1), readBytesMax) }
+func (b *ReadBatch) Limit(bytes int64) {
+	b.limit, b.bound = min(max(bytes, 1), readBytesMax), false
+}
+
+// LimitAll is Limit for a reader that has other batches under way: the first key
+// has no exception.
+func (b *ReadBatch) LimitAll(bytes int64) {
+	b.Limit(bytes)
+	b.bound = true
+}
+
+// OwnKeys copies the keys to memory of the batch, which may have been started:
+// those that were given to Add may change from now on. No Add may follow before
+// Reset.
+func (b *ReadBatch) OwnKeys() {
+	n := 0
+	for i := range b.gets {
+		n += len(b.gets[i].Key)
+	}
+	b.keys = resize(b.keys, n)
+	at := 0
+	for i := range b.gets {
+		k := b.keys[at : at+len(b.gets[i].Key) : at+len(b.gets[i].Key)]
+		at += copy(k, b.gets[i].Key)
+		b.gets[i].Key = k
+		if i < len(b.items) && b.items[i].Key != nil {
+			b.items[i].Key = k
+		}
+	}
+	for _, s := range b.slots {
+		if s != nil && s.document {
+			s.doc.Key = b.gets[s.of].Key // compared when the read has completed
+		}
+	}
+}
 
 // Key returns key i.
 func (b *ReadBatch) Key(i int) []byte { return b.gets[i].Key }
@@ -317,7 +354,7 @@ func (b *ReadBatch) enter(i int) bool {
 // admit reports whether n more bytes may be read for key i, and ends it
 // otherwise. After the first one that may not, none may.
 func (b *ReadBatch) admit(i int, n int64) bool {
-	if b.bytes += n; b.bytes <= b.limit || i == 0 {
+	if b.bytes += n; b.bytes <= b.limit || i == 0 && !b.bound {
 		return true
 	}
 	b.end(i, ErrReadLimit)
@@ -433,7 +470,7 @@ func (b *ReadBatch) found(i int, s *scratch) (reads bool) {
 func (b *ReadBatch) documentRead(s *scratch) {
 	i := int(s.of)
 	limit := math.MaxInt
-	if i > 0 {
+	if i > 0 || b.bound {
 		// Addresses bound what is read; values that were compressed are longer.
 		limit = int(max(b.limit-b.values, 0))
 	}

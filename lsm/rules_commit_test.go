@@ -522,3 +522,82 @@ func TestR25_GetManyReadsABoundedAmountFromTheDevice(t *testing.T) {
 	}
 	b.Release()
 }
+
+// TestR25_LimitAllHasNoException: with LimitAll the first key is bounded too, and
+// a Limit that follows makes the exception again.
+func TestR25_LimitAllHasNoException(t *testing.T) {
+	db := mustOpen(t, "data", testOptions(memfs.New()))
+	defer db.Close()
+	for _, key := range []string{"a", "b"} {
+		if _, err := db.Set([]byte(key), bytes.Repeat([]byte("v"), 100_000), Meta{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var b ReadBatch
+	defer b.Release()
+	b.Add([]byte("a"))
+	b.Add([]byte("b"))
+	for _, tc := range []struct {
+		name  string
+		limit func()
+		want  [2]error
+	}{
+		{"all, below one", func() { b.LimitAll(50_000) }, [2]error{ErrReadLimit, ErrReadLimit}},
+		{"all, above both", func() { b.LimitAll(250_000) }, [2]error{}},
+		{"not the first", func() { b.Limit(50_000) }, [2]error{nil, ErrReadLimit}},
+	} {
+		tc.limit()
+		if err := db.GetMany(&b); err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]error{b.Err(0), b.Err(1)}; got != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		}
+	}
+}
+
+// TestOwnKeys: the keys of a batch that was started may be overwritten behind
+// OwnKeys, while blocks and documents are being read.
+func TestOwnKeys(t *testing.T) {
+	db := mustOpen(t, "data", testOptions(memfs.New()))
+	defer db.Close()
+	const docs = 300 // more than have a read under way at once
+	for i := range docs {
+		if _, err := db.Set(fmt.Appendf(nil, "key%03d", i), fmt.Appendf(nil, "%0*d", 1+i%2*5000, i), Meta{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var b ReadBatch
+	for waited := range 3 { // at different stages
+		b.Reset()
+		var keys []byte
+		for i := range docs {
+			keys = fmt.Appendf(keys, "key%03d", i)
+		}
+		for i := range docs {
+			b.Add(keys[6*i : 6*i+6])
+		}
+		if err := db.StartMany(&b); err != nil {
+			t.Fatal(err)
+		}
+		b.Wait(waited * docs / 4)
+		b.OwnKeys()
+		for i := range keys {
+			keys[i] = 'x'
+		}
+		b.Wait(docs)
+		for i := range docs {
+			want, value := fmt.Sprintf("key%03d", i), fmt.Sprintf("%0*d", 1+i%2*5000, i)
+			if err := b.Err(i); err != nil || string(b.Key(i)) != want || string(b.Item(i).Key) != want || string(b.Item(i).Value) != value {
+				t.Fatalf("key %d: %v: %q, item %q of %d bytes", i, err, b.Key(i), b.Item(i).Key, len(b.Item(i).Value))
+			}
+		}
+	}
+	b.Release()
+}

@@ -25,6 +25,9 @@ const (
 	// connection, and a reset destroys answers under way.
 	lingerTime  = 250 * time.Millisecond
 	lingerBytes = 1 << 20
+	// parkAfter is how long a peer may leave its answers before the reads that
+	// are under way behind them let go of the store, to be read again later.
+	parkAfter = 100 * time.Millisecond
 )
 
 // input is a read buffer: buf[start:end] has arrived and is not done.
@@ -43,23 +46,28 @@ const (
 )
 
 // conn is one connection and the goroutine that serves it: read, pass, wait,
-// write, in turn. It is the only writer of its socket.
+// write, in turn. It is the only writer of its socket. While reads of the store
+// are under way it does not wait for input: it takes what has come, and answers
+// what is ready.
 type conn struct {
 	srv *Server
 	nc  net.Conn
 	raw syscall.RawConn
 	ses session
 
-	in       *input // nil while nothing is pending
-	reserved int64  // of srv.frames, for in
-	need     int    // length of the frame at the front of in, as far as known
+	pipe     *pipeline // while reads are under way or a pass is
+	in       *input    // nil while nothing is pending
+	reserved int64     // of srv.frames, for in
+	need     int       // length of the frame at the front of in, as far as known
 
 	readFn, writeFn func(fd uintptr) bool // bound once: no closure a call
 	readN           int
+	readNone        bool // nothing has come, and nobody waits for it
 	readErr         error
 	writeRest       []byte
 	writeErr        error
 	writeEnd        time.Time // of the write as a whole; zero until it must wait
+	parkAt          time.Time // set with writeEnd
 	readArmed       armed
 	writeArmed      bool
 
@@ -88,13 +96,22 @@ func (c *conn) serve() {
 	defer c.end()
 	for {
 		if err := c.read(); err != nil {
+			// What was asked before is answered, also to a peer that has closed
+			// its side.
+			if !c.answer(answerAll) {
+				return
+			}
 			c.logEnd(err)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				c.linger()
 			}
 			return
 		}
-		if !c.answer() {
+		todo := answerInput
+		if c.readNone {
+			todo = answerSome
+		}
+		if !c.answer(todo) {
 			return
 		}
 		if !c.makeRoom() {
@@ -106,6 +123,9 @@ func (c *conn) serve() {
 // end closes the socket and gives everything back.
 func (c *conn) end() {
 	c.nc.Close()
+	if p := c.pipe; p != nil {
+		c.returnPipe(p)
+	}
 	c.srv.frames.Release(c.reserved)
 	c.reserved = 0
 	if c.in != nil {
@@ -113,32 +133,66 @@ func (c *conn) end() {
 	}
 }
 
-// answer runs passes until what has arrived is done, and reports whether the
-// connection goes on. A panic in the protocol's own code costs the connection
-// that brought it about; one in the store means that memory cannot be trusted,
-// and ends the process.
-func (c *conn) answer() (goOn bool) {
-	p := c.srv.pipelines.Get().(*pipeline)
+func (c *conn) returnPipe(p *pipeline) {
+	c.pipe = nil
+	p.recycle()
+	c.srv.pipelines.Put(p)
+}
+
+// rolling reports whether reads are under way.
+func (c *conn) rolling() bool { return c.pipe != nil && len(c.pipe.rolls) > 0 }
+
+// answering says what answer is to do.
+type answering uint8
+
+const (
+	answerInput answering = iota // what has arrived
+	answerSome                   // some of the reads under way, waiting if it must
+	answerAll                    // all of them
+)
+
+// answer runs passes until what has arrived is done, or turns that answer reads
+// under way, and reports whether the connection goes on. A panic in the protocol's
+// own code costs the connection that brought it about; one in the store means that
+// memory cannot be trusted, and ends the process.
+func (c *conn) answer(todo answering) (goOn bool) {
+	if todo != answerInput && !c.rolling() {
+		return true
+	}
+	p := c.pipe
+	if p == nil {
+		p = c.srv.pipelines.Get().(*pipeline)
+		c.pipe = p
+	}
 	defer func() {
 		cause := recover()
 		if cause == nil {
-			p.recycle()
-			c.srv.pipelines.Put(p)
+			if !goOn || len(p.rolls) == 0 {
+				c.returnPipe(p)
+			}
 			return
 		}
+		c.pipe = nil
 		p.release()
 		if p.inEngine {
 			panic(cause)
 		}
+		p.drop()
 		c.srv.opts.Logf("connection closed: panic in a pass: %v\n%s", cause, debug.Stack())
 		goOn = false
 	}()
 	for {
-		in := c.in.buf[c.in.start:c.in.end]
-		skip := c.ses.skip
-		r := p.pass(&c.ses, in)
-		if int64(r.consumed) > skip {
-			c.disarmRead(armedFrame) // the frame that it was for is whole
+		var in []byte
+		var r passResult
+		if todo == answerInput {
+			in = c.in.buf[c.in.start:c.in.end]
+			skip := c.ses.skip
+			r = p.pass(&c.ses, in)
+			if int64(r.consumed) > skip {
+				c.disarmRead(armedFrame) // the frame that it was for is whole
+			}
+		} else {
+			r = p.turn(&c.ses)
 		}
 		if len(p.out) > 0 {
 			if err := p.await(&r); err != nil {
@@ -151,16 +205,19 @@ func (c *conn) answer() (goOn bool) {
 			p.srv.counters[bytesWritten].Add(uint64(len(p.out)))
 		}
 		p.release()
-		c.in.start += r.consumed
-		c.need = r.need
+		if todo == answerInput {
+			c.in.start += r.consumed
+			c.need = r.need
+		}
 		if r.close {
 			c.linger()
 			return false
 		}
-		if !r.more {
+		if todo != answerInput && len(p.rolls) == 0 || !r.more && todo != answerAll {
 			return true
 		}
 		if r.memory > 0 {
+			p.park() // no memory of the store is held while others are waited for
 			if !c.srv.waitMemory(p.srv.buffers, r.memory) {
 				return false
 			}
@@ -174,6 +231,9 @@ func (c *conn) answer() (goOn bool) {
 // false when the server closes.
 func (c *conn) makeRoom() bool {
 	in := c.in
+	if in == nil {
+		return true // only answers were made
+	}
 	pending := in.end - in.start
 	if pending == 0 {
 		c.releaseInput()
@@ -196,6 +256,9 @@ func (c *conn) makeRoom() bool {
 	// The buffer is full of one frame: it grows by what has arrived, never to
 	// what was announced.
 	size := min(2*len(in.buf), c.need)
+	if !c.answer(answerAll) { // nothing is held while memory is waited for
+		return false
+	}
 	if !c.reserveFrame() {
 		return false
 	}
@@ -255,14 +318,22 @@ func (c *conn) releaseInput() {
 }
 
 // read waits for input and appends it to c.in, which it takes from the pool
-// only when there is something to put into it.
+// only when there is something to put into it. While reads are under way it does
+// not wait, but sets readNone.
 func (c *conn) read() error {
-	c.readN, c.readErr = 0, nil
+	c.readN, c.readErr, c.readNone = 0, nil, false
+	if c.rolling() && c.pipe.full() {
+		c.readNone = true
+		return nil
+	}
 	if err := c.raw.Read(c.readFn); err != nil {
 		return err
 	}
 	if c.readErr != nil {
 		return c.readErr
+	}
+	if c.readNone {
+		return nil
 	}
 	if c.readN == 0 {
 		return io.EOF
@@ -292,6 +363,10 @@ func (c *conn) tryRead(fd uintptr) bool {
 		case syscall.EAGAIN:
 			if idle {
 				c.releaseInput()
+			}
+			if c.rolling() {
+				c.readNone = true
+				return true
 			}
 			c.armRead()
 			return false
@@ -341,10 +416,16 @@ func slowest(n int64) time.Duration {
 }
 
 // write sends b, and blocks as long as the peer does not take it, up to a
-// deadline. Nothing is read meanwhile.
+// deadline. Nothing is read from it meanwhile, and reads under way are parked
+// when it takes long.
 func (c *conn) write(b []byte) error {
 	c.writeRest, c.writeErr, c.writeEnd = b, nil, time.Time{}
 	err := c.raw.Write(c.writeFn)
+	if c.pipe != nil && !c.pipe.parked() && errors.Is(err, os.ErrDeadlineExceeded) {
+		c.pipe.park()
+		c.nc.SetWriteDeadline(time.Time{})
+		err = c.raw.Write(c.writeFn)
+	}
 	c.writeRest = nil
 	if c.writeArmed {
 		c.nc.SetWriteDeadline(time.Time{})
@@ -381,10 +462,14 @@ func (c *conn) armWrite() {
 	now := time.Now()
 	if c.writeEnd.IsZero() {
 		c.writeEnd = now.Add(c.srv.opts.WriteTimeout + slowest(int64(len(c.writeRest))))
+		c.parkAt = now.Add(parkAfter)
 	}
 	at := now.Add(c.srv.opts.WriteTimeout)
 	if at.After(c.writeEnd) {
 		at = c.writeEnd
+	}
+	if c.pipe != nil && !c.pipe.parked() && at.After(c.parkAt) {
+		at = c.parkAt
 	}
 	c.nc.SetWriteDeadline(at)
 	c.writeArmed = true

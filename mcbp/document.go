@@ -13,30 +13,27 @@ var notFoundText = StatusNotFound.String()
 // get joins the open run of reads.
 func (p *pipeline) get(*session) {
 	f := &p.f
-	p.reads.Add(f.key)
-	keyAt := p.at + HeaderBytes + int(f.FramingBytes)
-	p.gets = append(p.gets, pendingGet{
-		at: p.at, keyAt: keyAt, keyEnd: keyAt + len(f.key),
-		opaque: f.Opaque, opcode: f.Opcode,
+	p.open.reads.Add(f.key)
+	p.open.gets = append(p.open.gets, pendingGet{
+		at: p.at, opaque: f.Opaque, opcode: f.Opcode,
 		quiet: p.cmd.quiet, withKey: f.Opcode == OpGetK || f.Opcode == OpGetKQ,
 	})
 }
 
-// answerGet answers read i of the run, which failed as a whole when err is not
-// nil. It returns false, and answers nothing, when the answer does not fit.
-func (p *pipeline) answerGet(g *pendingGet, i int, err error) bool {
-	if err == nil {
-		err = p.reads.Err(i)
-	}
+// answerGet answers read i of r, which must be ready. It returns false, and
+// answers nothing, when the answer does not fit.
+func (p *pipeline) answerGet(r *roll, i int) bool {
+	g := &r.gets[i]
+	err := r.reads.Err(i)
 	if err == lsm.ErrReadLimit {
-		return false // the pass is cut here, and the next one begins with it
+		return false // it is read again, and those behind it
+	}
+	var key []byte
+	if g.withKey {
+		key = r.reads.Key(i)
 	}
 	if err == nil {
-		item := p.reads.Item(i)
-		var key []byte
-		if g.withKey {
-			key = p.in[g.keyAt:g.keyEnd]
-		}
+		item := r.reads.Item(i)
 		if !p.room(HeaderBytes + 4 + len(key) + len(item.Value)) {
 			return false
 		}
@@ -57,7 +54,7 @@ func (p *pipeline) answerGet(g *pendingGet, i int, err error) bool {
 	switch {
 	case g.quiet:
 	case g.withKey:
-		p.out = appendPair(p.out, g.opcode, StatusNotFound, g.opaque, p.in[g.keyAt:g.keyEnd], nil)
+		p.out = appendPair(p.out, g.opcode, StatusNotFound, g.opaque, key, nil)
 	default:
 		p.out = appendText(p.out, g.opcode, StatusNotFound, g.opaque, notFoundText)
 	}

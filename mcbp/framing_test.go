@@ -82,7 +82,7 @@ func TestDurabilityOnAnAsyncStore(t *testing.T) {
 }
 
 func TestPreserveTTL(t *testing.T) {
-	c := &clock{at: time.Unix(1_800_000_000, 0)}
+	c := newClock(time.Unix(1_800_000_000, 0))
 	db := testStore(t, nil, func(o *lsm.Options) { o.Now = c.now })
 	d := newDriver(t, testServer(t, db, Options{Now: c.now}))
 	d.ask(setRequest(OpSet, "k", "1", 0, 100))
@@ -94,14 +94,14 @@ func TestPreserveTTL(t *testing.T) {
 	if got := d.ask(keyRequest(OpGet, "k")); string(got.Value) != "2" || !bytes.Equal(got.Extras, []byte{0, 0, 0, 3}) {
 		t.Fatalf("%+v", got)
 	}
-	c.at = c.at.Add(100 * time.Second)
+	c.set(c.now().Add(100 * time.Second))
 	if got := d.ask(keyRequest(OpGet, "k")); got.Status != StatusNotFound {
 		t.Errorf("the expiry was not kept: %v", got.Status)
 	}
 	r = setRequest(OpSet, "new", "1", 0, 100)
 	r.Framing = []byte{0x50}
 	d.ask(r)
-	c.at = c.at.Add(101 * time.Second)
+	c.set(c.now().Add(101 * time.Second))
 	if got := d.ask(keyRequest(OpGet, "new")); got.Status != StatusNotFound {
 		t.Errorf("the given expiry was not used: %v", got.Status)
 	}

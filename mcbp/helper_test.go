@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,30 +67,69 @@ func (d *driver) feed(b []byte) (out []byte) {
 	}
 	d.pending = append(d.pending, b...)
 	for {
-		r := d.p.pass(&d.s, d.pending)
-		d.passes++
-		if r.consumed > len(d.pending) {
-			d.t.Fatalf("pass consumed %d of %d bytes", r.consumed, len(d.pending))
-		}
-		if len(d.p.out) > 0 {
-			if err := d.p.await(&r); err != nil {
-				d.p.refuseAll(&d.s, d.pending[:r.consumed], err)
-			}
-		}
+		r := d.step(true)
 		out = append(out, d.p.out...)
-		d.p.release()
-		d.pending = append([]byte(nil), d.pending[r.consumed:]...)
-		d.need = r.need
-		if r.close {
-			d.closed = true
+		if d.settle(&r) {
 			return out
 		}
 		if !r.more {
-			return out
+			break
 		}
+	}
+	for len(d.p.rolls) > 0 {
+		r := d.step(false)
+		out = append(out, d.p.out...)
+		d.settle(&r)
+	}
+	return out
+}
+
+// step runs a pass over what is pending, or a turn of the reads under way, and
+// leaves the answers in d.p.out.
+func (d *driver) step(pass bool) (r passResult) {
+	d.t.Helper()
+	var in []byte
+	if pass {
+		// Memory of its own, which is overwritten behind the pass, as the buffer
+		// of a connection is.
+		in = append(in, d.pending...)
+		r = d.p.pass(&d.s, in)
+		d.passes++
+	} else {
+		r = d.p.turn(&d.s)
+	}
+	if r.consumed > len(in) {
+		d.t.Fatalf("pass consumed %d of %d bytes", r.consumed, len(in))
+	}
+	if len(d.p.out) > 0 {
+		if err := d.p.await(&r); err != nil {
+			d.p.refuseAll(&d.s, in[:r.consumed], err)
+		}
+	}
+	if pass {
+		d.pending = append([]byte(nil), d.pending[r.consumed:]...)
+		d.need = r.need
+	}
+	for i := range in {
+		in[i] = 0xee
+	}
+	return r
+}
+
+// settle does what follows when the answers of a step have left, and reports
+// whether the connection is over.
+func (d *driver) settle(r *passResult) (over bool) {
+	d.p.release()
+	if r.close {
+		d.closed = true
+		return true
+	}
+	if r.memory > 0 {
+		d.p.park()
 		d.p.reserved = r.memory
 		d.p.srv.buffers.Reserve(r.memory)
 	}
+	return false
 }
 
 // ask feeds one request and decodes the one answer to it.
@@ -134,7 +174,15 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// clock is a settable time.
-type clock struct{ at time.Time }
+// clock is a settable time. The store looks at it in the background.
+type clock struct{ at atomic.Pointer[time.Time] }
 
-func (c *clock) now() time.Time { return c.at }
+func newClock(at time.Time) *clock {
+	c := new(clock)
+	c.set(at)
+	return c
+}
+
+func (c *clock) set(at time.Time) { c.at.Store(&at) }
+
+func (c *clock) now() time.Time { return *c.at.Load() }

@@ -249,10 +249,10 @@ func TestCAS(t *testing.T) {
 }
 
 func TestExpiry(t *testing.T) {
-	c := &clock{at: time.Unix(1_800_000_000, 500_000_000)}
+	c := newClock(time.Unix(1_800_000_000, 500_000_000))
 	db := testStore(t, nil, func(o *lsm.Options) { o.Now = c.now })
 	srv := testServer(t, db, Options{Now: c.now})
-	start := c.at
+	start := c.now()
 	for _, tc := range []struct {
 		name   string
 		expiry uint32
@@ -268,14 +268,14 @@ func TestExpiry(t *testing.T) {
 		{"all ones are the year 2106", math.MaxUint32, 20 * 365 * 24 * time.Hour, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c.at = start
+			c.set(start)
 			d := newDriver(t, srv)
 			if r := d.ask(setRequest(OpSet, "k", "v", 0, tc.expiry)); r.Status != StatusSuccess || r.CAS == 0 {
 				t.Fatalf("SET: %+v", r)
 			}
 			check := func(after time.Duration, want Status) {
 				t.Helper()
-				c.at = start.Add(after)
+				c.set(start.Add(after))
 				if r := d.ask(keyRequest(OpGet, "k")); r.Status != want {
 					t.Errorf("after %v: %v, want %v", after, r.Status, want)
 				}
@@ -308,7 +308,7 @@ func TestAbsoluteExpiryDoesNotWrap(t *testing.T) {
 }
 
 func TestFlush(t *testing.T) {
-	c := &clock{at: time.Unix(1_800_000_000, 0)}
+	c := newClock(time.Unix(1_800_000_000, 0))
 	db := testStore(t, nil, func(o *lsm.Options) { o.Now = c.now })
 	srv := testServer(t, db, Options{Now: c.now})
 	d := newDriver(t, srv)

@@ -1,8 +1,6 @@
 package mcbp
 
-import (
-	"fluxkv/lsm"
-)
+import "fluxkv/lsm"
 
 // Bounds of one pass.
 const (
@@ -52,13 +50,12 @@ type frame struct {
 	value  []byte
 }
 
-// pendingGet is a read of the open run: its frame is at in[at:], its key at
-// in[keyAt:keyEnd].
+// pendingGet is a read of a run: its frame is at in[at:] while the run is open.
 type pendingGet struct {
-	at, keyAt, keyEnd int
-	opaque            uint32
-	opcode            Opcode
-	quiet, withKey    bool
+	at             int
+	opaque         uint32
+	opcode         Opcode
+	quiet, withKey bool
 }
 
 type pendingSet struct {
@@ -87,7 +84,8 @@ type passResult struct {
 }
 
 // pipeline runs passes. It has the memory that a pass needs and keeps nothing
-// from one to the next; connections borrow it while they have input.
+// from one to the next but reads under way; connections borrow it while they
+// have input or such reads.
 type pipeline struct {
 	srv *Server
 
@@ -100,9 +98,13 @@ type pipeline struct {
 	at     int      // where f starts in the input
 	batch  lsm.Batch
 	sets   []pendingSet
-	reads  lsm.ReadBatch
-	gets   []pendingGet
+	open   *roll // the run of reads that grows
 	update update
+
+	rolls  []*roll      // runs of reads under way, the oldest first
+	spares []*roll      // empty
+	led    []pendingSet // reads of earlier passes that this one has answered
+	number uint64       // of this pass
 
 	written int   // bytes of frames with writes
 	cutAt   int   // where the pass ends early
@@ -120,7 +122,7 @@ type pipeline struct {
 }
 
 func newPipeline(srv *Server) *pipeline {
-	p := &pipeline{srv: srv}
+	p := &pipeline{srv: srv, open: new(roll)}
 	p.update.fn = p.update.decide
 	return p
 }
@@ -128,12 +130,14 @@ func newPipeline(srv *Server) *pipeline {
 // pass runs the complete frames at the front of in, in order, and leaves the
 // answers in p.out. The slice must not change before the pass is over.
 func (p *pipeline) pass(s *session, in []byte) (r passResult) {
-	p.in, p.out = in, p.out[:0]
-	p.written, p.memory, p.quitted, p.synced = 0, 0, false, false
-	p.leadAt, p.leadOut = 0, 0
+	p.begin(in)
 	pos, whole := p.frames(s, in, &r)
-	if whole && !p.flushReads(s) {
-		whole = false
+	if whole {
+		if r.more || r.close {
+			whole = p.flushReads(s)
+		} else {
+			whole = p.leaveReads(s)
+		}
 	}
 	if !whole {
 		pos = p.cutAt
@@ -146,6 +150,15 @@ func (p *pipeline) pass(s *session, in []byte) (r passResult) {
 	p.tally[bytesRead] += uint64(pos)
 	p.srv.counters.add(&p.tally)
 	return r
+}
+
+// begin readies p for a pass over in.
+func (p *pipeline) begin(in []byte) {
+	p.in, p.out = in, p.out[:0]
+	p.written, p.memory, p.quitted, p.synced = 0, 0, false, false
+	p.leadAt, p.leadOut = 0, 0
+	p.led = p.led[:0]
+	p.number++
 }
 
 // frames walks in. It returns where it stopped, and false when a run of reads
@@ -176,6 +189,7 @@ func (p *pipeline) frames(s *session, in []byte, r *passResult) (pos int, whole 
 		}
 		f := &p.f
 		f.decode(rest)
+		p.at = pos
 		if (f.Magic != MagicRequest && f.Magic != MagicAltRequest) || !f.Sane() || int64(f.BodyBytes) > p.srv.frameBytesMax {
 			return p.disorder(s, in, pos, r)
 		}
@@ -196,7 +210,6 @@ func (p *pipeline) frames(s *session, in []byte, r *passResult) (pos int, whole 
 		}
 		var framingBytes []byte
 		framingBytes, f.extras, f.key, f.value = splitBody(&f.Header, rest[HeaderBytes:n])
-		p.at = pos
 		more, whole := p.frame(s, framingBytes)
 		switch {
 		case !whole:
@@ -236,7 +249,7 @@ func (p *pipeline) frame(s *session, framingBytes []byte) (more, whole bool) {
 		}
 		p.written += n
 	}
-	if (kind != runRead || len(p.gets) >= s.readsMax) && !p.flushReads(s) {
+	if (kind != runRead || len(p.open.gets) >= s.readsMax) && !p.flushReads(s) {
 		return false, false
 	}
 	if kind != runWrite {
@@ -291,37 +304,6 @@ func (p *pipeline) flushRuns(s *session) bool {
 	}
 	p.flushWrites(s)
 	return true
-}
-
-// flushReads runs the open run of reads and answers it. It returns false when
-// an answer did not fit: the pass then ends at p.cutAt, and that read and those
-// behind it run again in the next one.
-func (p *pipeline) flushReads(s *session) bool {
-	if len(p.gets) == 0 {
-		return true
-	}
-	p.reads.After(s.high)
-	p.inEngine = true
-	err := p.srv.db.GetMany(&p.reads)
-	p.inEngine = false
-	whole := true
-	for i := range p.gets {
-		if !p.answerGet(&p.gets[i], i, err) {
-			s.readsMax = max(1, i)
-			p.cutAt = p.gets[i].at
-			whole = false
-			break
-		}
-	}
-	if whole && len(p.gets) >= s.readsMax {
-		s.readsMax = min(2*s.readsMax, runReadsMax)
-	}
-	p.gets = p.gets[:0]
-	p.inEngine = true
-	p.reads.Release()
-	p.reads.Reset()
-	p.inEngine = false
-	return whole
 }
 
 // flushWrites applies the open run of writes and answers it.
@@ -396,14 +378,16 @@ func (p *pipeline) fail(op Opcode, opaque uint32, err error) {
 	p.out = appendText(p.out, op, status, opaque, text)
 }
 
-// refuseAll replaces the answers of the last pass, whose input was in: the
-// store could not make durable what they rest on, so none of them may leave.
+// refuseAll replaces the answers of the last pass, whose input was in, and of
+// the reads under way: the store could not make durable what they rest on, so
+// none of them may leave.
 // Every request is told so, a NOOP too: it would vouch for quiet writes of
 // earlier passes, which had no answer to lose. The connection forgets what it
 // saw, since reads go on at the last durable state.
 func (p *pipeline) refuseAll(s *session, in []byte, err error) {
 	s.high = 0
 	p.out = p.out[:p.leadOut]
+	p.refuseReads(err)
 	for pos := p.leadAt; len(in)-pos >= HeaderBytes; {
 		h := DecodeHeader(in[pos:])
 		n := HeaderBytes + int64(h.BodyBytes)
@@ -426,6 +410,7 @@ func (p *pipeline) refuseAll(s *session, in []byte, err error) {
 // recycle readies p for another connection, and lets go of what an unusual
 // pass made large.
 func (p *pipeline) recycle() {
+	p.drop()
 	p.release()
 	if cap(p.out) > answerStepBytes {
 		p.out = nil

@@ -32,6 +32,7 @@ type Server struct {
 	counters counters
 	started  time.Time
 	conns    atomic.Int64
+	rolls    atomic.Int64 // runs of reads under way, of all connections
 	// Large frames on their way in, and large answers on their way out, have a
 	// budget each: a connection with a frame may wait for memory for its
 	// answer, so whoever holds the latter must wait for nothing but its peer.
