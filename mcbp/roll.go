@@ -15,7 +15,7 @@ const (
 	// rollShare is the part of the reads under way that is worth a write to the
 	// socket: fewer make a system call of each answer, more let the device
 	// drain before the client knows that it may ask again.
-	rollShare = 4
+	rollShare = 8
 )
 
 // roll is a run of reads, executed as one lsm.ReadBatch. The open run of a pass
