@@ -2,6 +2,7 @@ package lsm
 
 import (
 	"math"
+	"sync"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -41,7 +42,8 @@ type ReadBatch struct {
 	// tables; beyond the limit it goes on counting. values is what they are as
 	// plain values.
 	bytes, values int64
-	buf           []byte // values read from tables and the log
+	buf           []byte // values read from caches, tables and the log
+	lent          *readBuffer
 
 	queue   *vfs.ReadQueue // made when the first read is
 	io      *vfs.IO        // that queue belongs to
@@ -60,10 +62,36 @@ func (b *ReadBatch) Reset() {
 	b.gets, b.items, b.errs, b.done = b.gets[:0], b.items[:0], b.errs[:0], b.done[:0]
 	b.ready, b.next = 0, 0
 	b.keys = b.keys[:0]
-	if cap(b.buf) > mib {
-		b.buf = nil
+	b.giveBack()
+}
+
+// readBuffer is the memory of the values of one batch. Batches that wait for
+// their next keys have none: of many connections, few read at one moment.
+type readBuffer struct{ b []byte }
+
+var readBuffers = sync.Pool{New: func() any { return new(readBuffer) }}
+
+// borrow readies b.buf for the values of a batch that starts.
+func (b *ReadBatch) borrow() {
+	if b.lent == nil {
+		b.lent = readBuffers.Get().(*readBuffer)
+		b.buf = b.lent.b
 	}
 	b.buf = b.buf[:0]
+}
+
+// giveBack ends that: nobody looks at values of the batch any more. Very large
+// buffers go to the collector.
+func (b *ReadBatch) giveBack() {
+	if b.lent == nil {
+		return
+	}
+	b.lent.b = nil
+	if cap(b.buf) <= mib {
+		b.lent.b = b.buf[:0]
+	}
+	readBuffers.Put(b.lent)
+	b.lent, b.buf = nil, nil
 }
 
 // Add appends a key. A key of a wrong size gets its error when read.
@@ -177,7 +205,8 @@ func (db *DB) begin(b *ReadBatch) error {
 	b.items = resize(b.items, n)
 	b.errs = resize(b.errs, n)
 	b.done = resize(b.done, n)
-	b.ready, b.next, b.bytes, b.values, b.buf = 0, 0, 0, 0, b.buf[:0]
+	b.ready, b.next, b.bytes, b.values = 0, 0, 0, 0
+	b.borrow()
 	if b.limit == 0 {
 		b.limit = readBytesMax
 	}
