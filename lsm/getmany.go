@@ -177,6 +177,12 @@ const readBytesMax = 8 * mib
 // readsMax is how many keys of one batch have a read under way.
 const readsMax = 256
 
+// readsMaxAll is how many keys of all batches have one, for each that may be at
+// the device, beyond the one that each batch always has: enough that the device
+// does not wait for anybody, and few enough that their buffers, 8 KiB each, are a
+// small part of what Options.MemQuota leaves for reads.
+const readsMaxAll = 4
+
 // GetMany reads all keys of b at one seqno: first what memory can answer, then
 // what must come from the device, all of it in flight together. When that
 // exceeds 8 MiB (or Limit), the keys that follow get ErrReadLimit. Values alias
@@ -287,7 +293,7 @@ func (db *DB) searchOlder(b *ReadBatch, v *view) {
 
 // start begins with keys as long as there are places for their reads.
 func (b *ReadBatch) start() {
-	for ; b.next < len(b.gets) && b.reading < readsMax; b.next++ {
+	for ; b.next < len(b.gets) && b.mayRead(); b.next++ {
 		i := b.next
 		switch g := &b.gets[i]; {
 		case b.errs[i] != nil:
@@ -312,6 +318,11 @@ func (b *ReadBatch) submit() {
 	}
 }
 
+// mayRead reports whether one more key may have a read under way.
+func (b *ReadBatch) mayRead() bool {
+	return b.reading == 0 || b.reading < readsMax && b.db.reading.Load() < int64(readsMaxAll*b.db.o.IOQueueDepth)
+}
+
 // step takes one read that has completed as far as it leads. It reports false
 // when none is under way, or without wait, when none has completed.
 func (b *ReadBatch) step(wait bool) bool {
@@ -328,6 +339,7 @@ func (b *ReadBatch) step(wait bool) bool {
 		return false
 	}
 	b.reading--
+	b.db.reading.Add(-1)
 	s := b.slots[r.Tag]
 	b.slots[r.Tag] = nil
 	b.free = append(b.free, r.Tag)
@@ -449,6 +461,7 @@ func (b *ReadBatch) add(s *scratch, r *vfs.Read) {
 	}
 	b.slots[r.Tag] = s
 	b.reading++
+	b.db.reading.Add(1)
 	b.queue.Add(r)
 }
 

@@ -15,9 +15,10 @@ const (
 	freeAnswerBytes = 256 << 10
 	// answerStepBytes is the granularity of what is counted.
 	answerStepBytes = 1 << 20
-	// runReadsMax bounds a run of reads: 64 KiB of input has about 2,000 of
-	// them, and their values are pinned until the last one is copied.
-	runReadsMax = 1024
+	// runReadsMax bounds a run of reads: a connection keeps 250 bytes for each
+	// key, and the values of a run are held twice until the last one is copied.
+	// Longer runs are no faster.
+	runReadsMax = 256
 )
 
 // session is what a connection carries from one pass to the next.

@@ -283,9 +283,9 @@ type docBuffer struct {
 const (
 	docClassMin = 13 // 8 KiB: a document of up to 4 KiB straddles two blocks
 	docClassMax = 18 // 256 KiB; larger ones are mapped for the call
-	// docFreeBytesMax bounds what each class keeps: 128 reads in flight of two
-	// connections at 8 KiB are 2 MiB; five more classes at most 12 MiB in all.
-	docFreeBytesMax = 2 << 20
+	// docFreeBytesMax bounds what each class keeps: 512 reads under way at 8 KiB
+	// are 4 MiB. Larger documents are fewer.
+	docFreeBytesMax = 4 << 20
 )
 
 var docFree [docClassMax + 1]struct {
