@@ -42,7 +42,7 @@ var clockStart = time.Unix(1_700_000_000, 0)
 
 func tinyOptions() Options {
 	return Options{
-		VBuckets: 4, KVStores: 1, MemQuota: 16 * mib, WriteCache: mib, InlineLimit: 64, MaxItemBytes: 64 * kib,
+		VBuckets: 4, KVStores: 1, MemQuota: 16 * mib, WriteCache: mib, BlockCacheBytes: mib, InlineLimit: 64, MaxItemBytes: 64 * kib,
 		SegmentBytes: 32 * kib, segmentBytesMin: 32 * kib, groupBytesMax: 16 * kib, replayBufferBytes: 64 * kib, AsyncWindow: time.Millisecond,
 		TableBytes: 64 * kib, tableBytesMin: 16 * kib, TableWriteBuffer: 8 * kib, writeCacheMin: 16 * kib, flushOnDemand: true,
 	}
