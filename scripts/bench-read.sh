@@ -91,6 +91,8 @@ serve() {
 serve_reads() {
     local dir=$1 blocks=$2 documents=$3 caches=() quota
     shift 3
+    # Beside a document cache, tables keep a sixteenth of the quota.
+    [ "$documents" = 0 ] || blocks="$(between "$blocks" 1e12 "($write_cache + $buffers + $documents) / 14")"
     ! knows block-cache || caches+=(--block-cache "$blocks")
     [ "$documents" = 0 ] || caches+=(--cache-size "$documents")
     quota=$((write_cache + buffers + blocks + documents))
@@ -313,7 +315,7 @@ part_cache() {
     need_8b
     need_1k
     head_of_table
-    cache="$(between $((8 * mib)) 1e12 "256 * $mib * $scale")"
+    cache="$(between $((8 * mib)) 1e12 "64 * $mib * $scale")"
     for value in 8 1024; do
         if [ "$value" = 8 ]; then
             dir="$work/8b" loaded=$keys_8b name="8 B" blocks="$(few_leaves "$pinned_8b" "$leaves_8b")"
