@@ -327,29 +327,16 @@ func (d *diskLooks) add(n int64) {
 
 // watch looks at the directory each second while do runs.
 func (w *overwriting) watch(ctx context.Context, do func() error) (d diskLooks, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	looked := make(chan error, 1)
-	go func() {
-		ticker := time.NewTicker(watchEvery)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				looked <- nil
-				return
-			case <-ticker.C:
-			}
-			n, err := w.from.disk()
-			if err != nil {
-				looked <- err
-				return
-			}
+	stop := Every(ctx, watchEvery, func() error {
+		n, err := w.from.disk()
+		if err == nil {
 			d.add(n)
 		}
-	}()
+		return err
+	})
 	err = do()
-	cancel()
-	return d, errors.Join(err, <-looked)
+	err = errors.Join(err, stop())
+	return d, err
 }
 
 // add looks at everything that counts, and adds the row of what happened since

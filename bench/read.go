@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -203,46 +202,30 @@ func read(ctx context.Context, o ReadOptions, from readSource) (*ReadRow, error)
 
 // memoryWatch looks at the memory of a server until it is stopped.
 type memoryWatch struct {
-	from   readSource
-	most   Memory
-	err    error
-	cancel context.CancelFunc
-	done   sync.WaitGroup
-	once   sync.Once
+	from readSource
+	most Memory
+	end  func() error
 }
 
 func watchMemory(ctx context.Context, from readSource, every time.Duration) *memoryWatch {
 	w := &memoryWatch{from: from}
-	ctx, w.cancel = context.WithCancel(ctx)
-	w.done.Go(func() {
-		ticker := time.NewTicker(every)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-				w.look()
-			}
-		}
-	})
+	w.end = Every(ctx, every, w.look)
 	return w
 }
 
-func (w *memoryWatch) look() {
+func (w *memoryWatch) look() error {
 	m, err := w.from.memory()
-	w.err = cmp.Or(w.err, err)
 	w.most = Memory{Resident: max(w.most.Resident, m.Resident), Peak: max(w.most.Peak, m.Peak)}
+	return err
 }
 
 // stop looks once more, and returns the most that was seen.
 func (w *memoryWatch) stop() (Memory, error) {
-	w.once.Do(func() {
-		w.cancel()
-		w.done.Wait()
-		w.look()
-	})
-	return w.most, w.err
+	err := w.end()
+	if err == nil {
+		err = w.look()
+	}
+	return w.most, err
 }
 
 // agreeShare is the share of the larger of two counters by which they may differ.

@@ -26,11 +26,12 @@ type tableMemory struct {
 	closed bool
 }
 
-func (m *tableMemory) init(total int64) error {
+// init makes the cache for data blocks of up to blockBytes.
+func (m *tableMemory) init(total int64, blockBytes int) error {
 	m.total = total
 	m.pinned = offheap.NewBudget(total - total/16)
 	m.probe = offheap.NewBudget(total / 2)
-	blocks, err := blockcache.New(blockcache.Options{Bytes: total})
+	blocks, err := blockcache.New(blockcache.Options{Bytes: total, BlockBytesMax: blockBytes})
 	m.blocks, m.fitted = blocks, total
 	return err
 }

@@ -116,6 +116,32 @@ func TestBlocksAreReadOnce(t *testing.T) {
 	}
 }
 
+// TestLargeBlocksAreCached: whatever --key-block-size is, and however well its
+// blocks compress, the cache has room for them.
+func TestLargeBlocksAreCached(t *testing.T) {
+	const n, bytes = 400, 2000
+	for _, c := range []struct {
+		name     string
+		block    int
+		compress bool
+	}{{"256 KiB", 256 * kib, false}, {"1 MiB", mib, false}, {"16 KiB compressed", 16 * kib, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			db, _ := blocksStore(t, 0, func(o *Options) {
+				o.BlockBytes, o.CompressIndex, o.InlineLimit = c.block, c.compress, 4096
+				o.VBuckets, o.KVStores = 1, 1
+				o.BlockCacheBytes = 16 * mib
+			})
+			fillBlocks(t, db, n, bytes)
+			if first := readAll(t, db, n, bytes); first == 0 {
+				t.Error("nothing was read from the device")
+			}
+			if again := readAll(t, db, n, bytes); again != 0 {
+				t.Errorf("%d blocks were read again", again)
+			}
+		})
+	}
+}
+
 func TestWarmTablesAreNotRead(t *testing.T) {
 	for _, compress := range []bool{false, true} {
 		t.Run(fmt.Sprintf("compressed %v", compress), func(t *testing.T) {
@@ -140,7 +166,7 @@ func TestWarmTablesAreNotRead(t *testing.T) {
 // give it back.
 func TestBlocksGiveWayToWhatIsPinned(t *testing.T) {
 	var m tableMemory
-	if err := m.init(64 * mib); err != nil {
+	if err := m.init(64*mib, 4*kib); err != nil {
 		t.Fatal(err)
 	}
 	check := func(when string) {

@@ -51,10 +51,9 @@ type DB struct {
 	memory      tableMemory // of tables, and blocks for short
 	blocks      *blockcache.Cache
 	io          *vfs.IO
-	readMany    func([]vfs.Read) // io.ReadMany
-	reading     atomic.Int64     // reads of all batches under way
-	cramped     atomic.Bool      // the disk is nearly full, as of the last look for segments
-	spaceWaits  atomic.Int64     // writers for which space is being freed
+	reading     atomic.Int64 // reads of all batches under way
+	cramped     atomic.Bool  // the disk is nearly full, as of the last look for segments
+	spaceWaits  atomic.Int64 // writers for which space is being freed
 	gcReason    atomic.Pointer[compaction.GCReason]
 	gcAllocated atomic.Int64
 	gcLive      atomic.Int64

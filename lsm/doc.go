@@ -33,6 +33,8 @@
 //	pacer.mu       what writers may write to hold the space target; a leaf
 //	obsolete.mu    dropped tables whose files are to be removed; a leaf
 //	scratches.mu   buffers of reads; a leaf
+//	tableMemory.mu the size of the block cache; above the locks of its shards
+//	damages.mu     which damaged places were logged; a leaf
 //
 // Reading takes none of them but the last: views are pinned by a counter,
 // memtables are read without locks, tables are held open by a counter.

@@ -359,7 +359,7 @@ func (it *Iterator) readAhead() error {
 		it.buf = nil // of a very large document
 	}
 	db.counts.documentReads.Add(int64(len(it.docs)))
-	it.buf = wal.ReadDocuments(it.docs, db.readMany, &db.secret, !db.o.BufferedIO, it.buf[:0], pageReadBytesMax)
+	it.buf = wal.ReadDocuments(it.docs, db.io, &db.secret, !db.o.BufferedIO, it.buf[:0], pageReadBytesMax)
 	for j := range it.docs {
 		e := &it.page[it.docOf[j]]
 		e.value = it.docs[j].Value

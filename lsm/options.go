@@ -372,6 +372,16 @@ func (o Options) tableMemoryMax() int64 {
 	return max(o.MemQuota-o.WriteCache-o.DocumentCacheBytes-8*mib, o.MemQuota/16)
 }
 
+// blockBytesPlain is what a data block of a table may have in memory: a
+// compressed one is filled until its stored size is BlockBytes, or it has 64 KiB.
+// Single entries that are larger make blocks of their own.
+func (o Options) blockBytesPlain() int {
+	if o.CompressIndex {
+		return max(o.BlockBytes, 64*kib)
+	}
+	return o.BlockBytes
+}
+
 // BatchBytesMax is the most that one Batch may take in the log: a quarter of
 // the write cache, or one item where that is larger.
 func (o Options) BatchBytesMax() int {

@@ -77,18 +77,18 @@ const lockName = "LOCK"
 // startReading makes what reads share: the memory of tables and the engine that
 // reads from the device.
 func (db *DB) startReading() error {
-	if err := db.memory.init(db.o.BlockCacheBytes); err != nil {
+	if err := db.memory.init(db.o.BlockCacheBytes, db.o.blockBytesPlain()); err != nil {
 		return err
 	}
 	db.blocks = db.memory.blocks
 	io, err := vfs.NewIO(vfs.IOOptions{
-		Engine: db.o.IOEngine, Depth: db.o.IOQueueDepth, Dir: db.dir, FS: db.fs, Logf: db.o.Logf,
+		Engine: db.o.IOEngine, Depth: db.o.IOQueueDepth, Buffered: db.o.BufferedIO, Dir: db.dir, FS: db.fs, Logf: db.o.Logf,
 	})
 	if err != nil {
 		db.memory.close()
 		return err
 	}
-	db.io, db.readMany, db.scratches.io = io, io.ReadMany, io
+	db.io, db.scratches.io = io, io
 	return nil
 }
 

@@ -147,6 +147,7 @@ func (p *pipeline) engineStats(e *lsm.Stats) {
 	p.statInt("block_cache_misses", int64(e.BlockCache.Misses))
 	p.statInt("device_reads", int64(e.Reads.Reads))
 	p.statText("io_engine", e.IOEngine)
+	p.statInt("read_runs_under_way", p.srv.rolls.Load())
 	p.statInt("flushes", e.Flushes)
 	p.statInt("flushes_failed", e.FlushesFailed)
 	if e.FlushError != "" {

@@ -304,7 +304,7 @@ func (r *Reader) free() {
 
 // Plan returns the read that fetches block ref into buf: whole pages, so that
 // it works on direct files. The caller does it, alone or with others by
-// vfs.ReadMany, and hands it to Finish. ref must come from this table.
+// a vfs.IO, and hands it to Finish. ref must come from this table.
 func (r *Reader) Plan(ref BlockRef, buf *Buffer) (vfs.Read, error) {
 	from := int64(ref.Offset) &^ (pageBytes - 1)
 	n := int(roundPage(int64(ref.end())) - from)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/bits"
 	"slices"
 	"sync"
@@ -70,27 +71,24 @@ func (r *DocRead) Finish(secret *Secret, dst []byte, limit int) []byte {
 // reads that are aligned to vfs.BlockBytes. The error is a *CorruptError when
 // the document is not there.
 func ReadDocument(f vfs.File, a entry.Address, seqno entry.Seqno, key []byte, secret *Secret, direct bool, dst []byte) (value []byte, meta entry.Meta, err error) {
-	n := len(dst)
-	s := docScratches.Get().(*docScratch)
-	defer docScratches.Put(s)
-	s.one[0] = DocRead{File: f, Address: a, Seqno: seqno, Key: key}
-	s.many = vfs.ReadMany
-	out := s.read(s.one[:], secret, direct, dst, 0) // the first has no limit
-	r := &s.one[0]
-	err, meta = r.Err, r.Meta
-	s.one[0] = DocRead{}
+	r := DocRead{File: f, Address: a, Seqno: seqno, Key: key}
+	read, err := r.Plan(direct)
 	if err != nil {
-		return dst[:n], entry.Meta{}, err
+		return dst, entry.Meta{}, err
 	}
-	return out, meta, nil
+	read.N, read.Err = f.ReadAt(read.Buf, read.Off)
+	out := r.Finish(secret, dst, math.MaxInt)
+	if r.Err != nil {
+		return dst, entry.Meta{}, r.Err
+	}
+	return out, r.Meta, nil
 }
 
 // ErrReadLimit: the values of the reads before this one are as much as the call
 // may return.
 var ErrReadLimit = errors.New("wal: values of a batched read exceed its limit")
 
-// ReadDocuments does all reads together, by many, which does so, appends
-// the values to dst and returns it. Each read has its own Err. It may be
+// ReadDocuments does all reads together by io, appends the values to dst and returns it. Each read has its own Err. It may be
 // called concurrently; Value slices alias the returned slice's memory, or that
 // of dst before it grew, and are the caller's.
 //
@@ -99,17 +97,16 @@ var ErrReadLimit = errors.New("wal: values of a batched read exceed its limit")
 // than limit bytes, that read and all behind it get ErrReadLimit; the first one
 // never does. What was read in vain is at most what the values would have taken
 // uncompressed.
-func ReadDocuments(reads []DocRead, many func([]vfs.Read), secret *Secret, direct bool, dst []byte, limit int) []byte {
+func ReadDocuments(reads []DocRead, io *vfs.IO, secret *Secret, direct bool, dst []byte, limit int) []byte {
 	s := docScratches.Get().(*docScratch)
 	defer docScratches.Put(s)
-	s.many = many
+	s.io = io
 	return s.read(reads, secret, direct, dst, limit)
 }
 
 // docScratch is what a call of ReadDocuments needs.
 type docScratch struct {
-	one   [1]DocRead
-	many  func([]vfs.Read)
+	io    *vfs.IO
 	reads []vfs.Read
 	left  int  // bytes of values that may still come, below 0 at the limit
 	first bool // no value came yet
@@ -175,7 +172,7 @@ func (s *docScratch) round(reads []DocRead, secret *Secret, direct bool, dst []b
 			s.reads = append(s.reads, r.read)
 		}
 	}
-	s.many(s.reads)
+	s.io.ReadMany(s.reads)
 	next := 0
 	for i := range reads {
 		r := &reads[i]

@@ -76,7 +76,7 @@ func TestReadDocuments(t *testing.T) {
 		for _, c := range []struct{ n, first, step int }{{1, 0, 0}, {130, 256, 61}, {3, 300 << 10, 1}, {5, 5 << 20, 1 << 20}} {
 			f, reads, values := documents(c.n, c.first, c.step)
 			f.aligned = direct
-			out := ReadDocuments(reads, vfs.ReadMany, &testSecret, direct, []byte("before"), math.MaxInt)
+			out := ReadDocuments(reads, testIO, &testSecret, direct, []byte("before"), math.MaxInt)
 			if !bytes.HasPrefix(out, []byte("before")) {
 				t.Fatal("dst was overwritten")
 			}
@@ -117,7 +117,7 @@ func TestReadDocumentRefusesWhatIsNotIt(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			batch := []DocRead{good, good, good}
 			c.edit(&batch[1])
-			ReadDocuments(batch, vfs.ReadMany, &testSecret, true, nil, math.MaxInt)
+			ReadDocuments(batch, testIO, &testSecret, true, nil, math.MaxInt)
 			if batch[0].Err != nil || batch[2].Err != nil || len(batch[0].Value) != 600 {
 				t.Fatalf("the other documents: %v, %v", batch[0].Err, batch[2].Err)
 			}
@@ -140,12 +140,12 @@ func TestF5_ReadIsRepeatedOnce(t *testing.T) {
 	f.lieAt = int64(reads[0].Address.Offset) + 20
 	before := DocumentRereads()
 	f.lies = 1
-	ReadDocuments(reads, vfs.ReadMany, &testSecret, true, nil, math.MaxInt)
+	ReadDocuments(reads, testIO, &testSecret, true, nil, math.MaxInt)
 	if reads[0].Err != nil || !bytes.Equal(reads[0].Value, values[0]) || DocumentRereads() != before+1 {
 		t.Fatalf("%v after %d rereads", reads[0].Err, DocumentRereads()-before)
 	}
 	f.lies = 2
-	ReadDocuments(reads, vfs.ReadMany, &testSecret, true, nil, math.MaxInt)
+	ReadDocuments(reads, testIO, &testSecret, true, nil, math.MaxInt)
 	if !errors.Is(reads[0].Err, ErrCorrupt) || f.lies != 0 {
 		t.Fatalf("%v, %d lies left", reads[0].Err, f.lies)
 	}
@@ -154,7 +154,7 @@ func TestF5_ReadIsRepeatedOnce(t *testing.T) {
 func TestReadDocumentPassesDeviceErrorsOn(t *testing.T) {
 	f, reads, _ := documents(2, 500, 0)
 	f.err = errors.New("input/output error")
-	ReadDocuments(reads, vfs.ReadMany, &testSecret, true, nil, math.MaxInt)
+	ReadDocuments(reads, testIO, &testSecret, true, nil, math.MaxInt)
 	for _, r := range reads {
 		if !errors.Is(r.Err, f.err) || errors.Is(r.Err, ErrCorrupt) {
 			t.Fatal(r.Err)
@@ -225,7 +225,7 @@ func TestReadDocumentsStopsAtItsLimit(t *testing.T) {
 		{-5, 1}, {0, 1}, {size - 1, 1}, {size, 1}, {2*size - 1, 1}, {2 * size, 2}, {3 * size, 3},
 		{4*size + 3, 4}, {4*size + 4, 5}, {5*size + 4, 6}, {math.MaxInt, 6},
 	} {
-		out := ReadDocuments(reads, vfs.ReadMany, &testSecret, false, nil, c.limit)
+		out := ReadDocuments(reads, testIO, &testSecret, false, nil, c.limit)
 		for i, r := range reads {
 			switch {
 			case i >= c.want:
@@ -254,7 +254,7 @@ func TestReadDocumentsStopsAtItsLimit(t *testing.T) {
 	if int(reads[0].Address.Length)*len(reads) <= docRoundBytesMax {
 		t.Fatal("one round reads all")
 	}
-	if out := ReadDocuments(reads, vfs.ReadMany, &testSecret, false, nil, 50<<20); len(out) != 40<<20 {
+	if out := ReadDocuments(reads, testIO, &testSecret, false, nil, 50<<20); len(out) != 40<<20 {
 		t.Errorf("%d bytes", len(out))
 	}
 	for i, r := range reads {

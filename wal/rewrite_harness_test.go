@@ -223,7 +223,7 @@ func (r *rewriteBench) checkOutput(o RewriteOptions, out *RewriteOutput, of map[
 		d.segment = out.ID
 		r.docs[seqno] = d
 	}
-	ReadDocuments(reads, vfs.ReadMany, &testSecret, o.Direct, nil, math.MaxInt)
+	ReadDocuments(reads, testIO, &testSecret, o.Direct, nil, math.MaxInt)
 	for _, read := range reads {
 		d := r.docs[read.Seqno]
 		want, err := (&Record{Value: d.value, Compressed: d.compressed}).AppendValue(nil)

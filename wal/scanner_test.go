@@ -515,7 +515,7 @@ func TestScanRealFiles(t *testing.T) {
 					}
 				}
 			}
-			ReadDocuments(reads, vfs.ReadMany, &testSecret, direct, nil, math.MaxInt)
+			ReadDocuments(reads, testIO, &testSecret, direct, nil, math.MaxInt)
 			for _, r := range reads {
 				if r.Err != nil || len(r.Value) < 256 {
 					t.Fatalf("document %v: %d bytes, %v", r.Address, len(r.Value), r.Err)

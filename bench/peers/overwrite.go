@@ -144,24 +144,11 @@ func (s *sampler) look() {
 // start looks once, and then every so often until stop.
 func (s *sampler) start() (stop func()) {
 	s.look()
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		ticker := time.NewTicker(sampleEvery)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-				s.look()
-			}
-		}
+	end := bench.Every(context.Background(), sampleEvery, func() error {
+		s.look()
+		return nil
 	})
-	return func() {
-		cancel()
-		wg.Wait()
-	}
+	return func() { _ = end() } // what a look failed with is in s
 }
 
 // run loads, settles, overwrites, settles again, and compares some of the

@@ -15,9 +15,15 @@ import (
 	"fluxkv/internal/offheap"
 )
 
-// engines lists what the kernel may have, best first. docs/io.md has the
-// measurements behind the order.
-var engines = []string{EngineAIO, EngineURing}
+// engines lists what the kernel may have, best first: reads through the page
+// cache are asynchronous with io_uring only. docs/io.md has the measurements
+// behind the order.
+func engines(buffered bool) []string {
+	if buffered {
+		return []string{EngineURing, EngineAIO}
+	}
+	return []string{EngineAIO, EngineURing}
+}
 
 // openRing returns the ring that o asks for; nil means pread.
 func openRing(o IOOptions) (aio.Ring, error) {
@@ -42,7 +48,7 @@ func openRing(o IOOptions) (aio.Ring, error) {
 		if !real {
 			return nil, nil
 		}
-		for _, name := range engines {
+		for _, name := range engines(o.Buffered) {
 			ring, err := probeRing(o, name)
 			if err == nil {
 				logf("I/O engine: %s", name)

@@ -101,7 +101,7 @@ func TestEnginesInASandbox(t *testing.T) {
 		return
 	}
 	has := map[string]bool{}
-	for _, name := range engines {
+	for _, name := range engines(false) {
 		ring, err := probeRing(IOOptions{Dir: t.TempDir(), FS: OS, Depth: 8}, name)
 		if err != nil {
 			t.Logf("%s is not there anyway: %v", name, err)
@@ -125,7 +125,7 @@ func TestEnginesInASandbox(t *testing.T) {
 				t.Skip(text)
 			}
 			want := EnginePread
-			for _, name := range engines {
+			for _, name := range engines(false) {
 				if !has[name] {
 					continue
 				}
@@ -150,6 +150,23 @@ func TestEnginesInASandbox(t *testing.T) {
 	}
 }
 
+// TestBufferedFilesGetTheEngineThatReadsThem: aio would leave them to the pool.
+func TestBufferedFilesGetTheEngineThatReadsThem(t *testing.T) {
+	ring, err := probeRing(IOOptions{Dir: t.TempDir(), FS: OS, Depth: 8}, EngineURing)
+	if err != nil {
+		t.Skip(err)
+	}
+	_ = ring.Close()
+	e, err := NewIO(IOOptions{Dir: t.TempDir(), FS: OS, Buffered: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if e.Engine() != EngineURing {
+		t.Errorf("the engine is %s", e.Engine())
+	}
+}
+
 // fullDisk is a disk with no room for one more file.
 type fullDisk struct{ OSFS }
 
@@ -159,7 +176,7 @@ func (fullDisk) Create(name string, _ OpenOptions) (File, error) {
 
 // TestR22_AFullDiskCostsNoEngine: the probe's file does not fit.
 func TestR22_AFullDiskCostsNoEngine(t *testing.T) {
-	for _, name := range engines {
+	for _, name := range engines(false) {
 		ring, err := probeRing(IOOptions{Dir: t.TempDir(), FS: OS, Depth: 8}, name)
 		if err != nil {
 			t.Logf("%s: %v", name, err)

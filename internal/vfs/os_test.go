@@ -135,17 +135,11 @@ func openBlock(tb testing.TB) (vfs.File, []byte) {
 
 func TestOSHotPathsDoNotAllocate(t *testing.T) {
 	f, buf := openBlock(t)
-	reads := make([]vfs.Read, 8)
-	for i := range reads {
-		reads[i] = vfs.Read{File: f, Buf: buf[i*512 : (i+1)*512], Off: int64(i)}
-	}
 	for name, call := range map[string]func(){
 		"ReadAt":       func() { f.ReadAt(buf, 0) },
 		"WriteAt":      func() { f.WriteAt(buf, 0) },
 		"WriteDurable": func() { f.WriteDurable(buf, 0) },
-		"ReadMany":     func() { vfs.ReadMany(reads) },
 	} {
-		// The pool of ReadMany may be emptied by the collector once.
 		if n := testing.AllocsPerRun(50, call); n >= 1 && !raceBuild {
 			t.Errorf("%s: %v allocations, want 0", name, n)
 		}
@@ -159,18 +153,6 @@ func BenchmarkOSWriteDurable(b *testing.B) {
 		if _, err := f.WriteDurable(buf, 0); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-func BenchmarkReadMany(b *testing.B) {
-	f, buf := openBlock(b)
-	reads := make([]vfs.Read, 8)
-	for i := range reads {
-		reads[i] = vfs.Read{File: f, Buf: buf[i*512 : (i+1)*512], Off: int64(i)}
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		vfs.ReadMany(reads)
 	}
 }
 

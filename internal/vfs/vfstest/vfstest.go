@@ -497,6 +497,9 @@ func testReadMany(t *testing.T, fsys vfs.FS, dir string) {
 	must(t, err)
 	must(t, closed.Close())
 	defer f.Close()
+	e, err := vfs.NewIO(vfs.IOOptions{FS: fsys, Dir: dir})
+	must(t, err)
+	defer func() { must(t, e.Close()) }()
 	for _, count := range []int{0, 1, 2, 500} {
 		reads := make([]vfs.Read, count)
 		for i := range reads {
@@ -507,7 +510,7 @@ func testReadMany(t *testing.T, fsys vfs.FS, dir string) {
 			reads[1].Off = 99_950
 			reads[2].Off = 99_900
 		}
-		vfs.ReadMany(reads)
+		e.ReadMany(reads)
 		for i, r := range reads {
 			switch {
 			case count > 2 && i == 0:
