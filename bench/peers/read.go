@@ -62,8 +62,7 @@ const (
 	fluxkvHeap       = 96 << 20 // or a quarter, if that is less
 	fluxkvWriteCache = 8 << 20
 	fluxkvInline     = 255 // the default of Options.InlineLimit
-	// What blocks of tables do not need: of 1 KB documents they are a fortieth.
-	fluxkvDocumentsEighth = 5
+	fluxkvBuffers     = 8 << 20 // that the store reads into
 	peerMemtable          = 4 << 20
 	pebbleCacheEighth     = 5
 	rocksCacheEighth      = 5
@@ -78,8 +77,9 @@ func (r *reading) openToRead() (store, error) {
 	case "fluxkv":
 		o := lsm.Options{NonDurable: true, MemQuota: fluxkvQuota(r.memory), WriteCache: fluxkvWriteCache}
 		if r.valueSize > fluxkvInline {
-			// Tables have keys and addresses only: what is left is for documents.
-			o.DocumentCacheBytes = o.MemQuota / 8 * fluxkvDocumentsEighth
+			// Tables have keys and addresses only, of 1 KB documents a fortieth of
+			// the bytes: a quarter of the memory is theirs.
+			o.DocumentCacheBytes = (o.MemQuota - fluxkvWriteCache - fluxkvBuffers) / 4 * 3
 		}
 		db, err := lsm.Open(r.dir, o)
 		if err != nil {
