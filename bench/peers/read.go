@@ -59,14 +59,14 @@ type readFigures struct {
 // the Go heap's. The others leave three eighths to their heap and to the page
 // cache; RocksDB that reads past it gives its cache three quarters.
 const (
-	fluxkvHeap       = 96 << 20 // or a quarter, if that is less
-	fluxkvWriteCache = 8 << 20
-	fluxkvInline     = 255 // the default of Options.InlineLimit
+	fluxkvHeap        = 96 << 20 // or a quarter, if that is less
+	fluxkvWriteCache  = 8 << 20
+	fluxkvInline      = 255     // the default of Options.InlineLimit
 	fluxkvBuffers     = 8 << 20 // that the store reads into
-	peerMemtable          = 4 << 20
-	pebbleCacheEighth     = 5
-	rocksCacheEighth      = 5
-	rocksDirectEighth     = 6
+	peerMemtable      = 4 << 20
+	pebbleCacheEighth = 5
+	rocksCacheEighth  = 5
+	rocksDirectEighth = 6
 )
 
 func fluxkvQuota(memory int64) int64 { return memory - min(fluxkvHeap, memory/4) }
